@@ -1,0 +1,2 @@
+//! sheave
+fn main() {}

@@ -1,0 +1,125 @@
+//! EndpointSlices, and the endpoints of one service port in one family (`semantics.md` 4.1, 14.5).
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use super::service::{Family, Protocol, ServiceName};
+
+/// Namespace and name of a slice.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SliceName {
+    /// Namespace.
+    pub namespace: Arc<str>,
+    /// Name.
+    pub name: Arc<str>,
+}
+
+/// A named port of a slice; ports without name or number do not get this far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Name, possibly empty.
+    pub name: Arc<str>,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Number, 1–65535.
+    pub port: u16,
+}
+
+/// Hints of the EndpointSlice controller; empty = absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// forZones.
+    pub zones: Vec<Arc<str>>,
+    /// forNodes.
+    pub nodes: Vec<Arc<str>>,
+}
+
+/// One endpoint: its first address and its conditions with the API's defaults filled in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Address.
+    pub ip: IpAddr,
+    /// nil counts as true.
+    pub ready: bool,
+    /// nil counts as true.
+    pub serving: bool,
+    /// nil counts as false.
+    pub terminating: bool,
+    /// nodeName; `None` is never local.
+    pub node: Option<Arc<str>>,
+    /// zone, for display.
+    pub zone: Option<Arc<str>>,
+    /// Boxed: rare, and 100,000 endpoints must fit in tens of megabytes.
+    pub hints: Option<Box<Hints>>,
+}
+
+/// An EndpointSlice of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// Who it is.
+    pub name: SliceName,
+    /// Owner: label `kubernetes.io/service-name` in the slice's namespace.
+    pub service: ServiceName,
+    /// addressType.
+    pub family: Family,
+    /// Its ports.
+    pub ports: Vec<SlicePort>,
+    /// Its endpoints.
+    pub endpoints: Vec<Endpoint>,
+    /// From the annotation `sheave.io/weight`, 0–100; `None` = 1 share like everyone.
+    pub weight: Option<u8>,
+    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`, Unix nanoseconds (`semantics.md` 4.9).
+    pub trigger_time: Option<i128>,
+}
+
+/// An endpoint of one service port, merged over all slices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortEndpoint<'a> {
+    /// Address and target port.
+    pub target: SocketAddr,
+    /// Conditions, node and hints of its best appearance.
+    pub endpoint: &'a Endpoint,
+    /// Weight of the slice of that appearance.
+    pub weight: Option<u8>,
+}
+
+/// How good an appearance of an address is: ready, else serving and terminating, else neither (`semantics.md` 14.5).
+fn rank(endpoint: &Endpoint) -> u8 {
+    if endpoint.ready {
+        2
+    } else {
+        u8::from(endpoint.serving && endpoint.terminating)
+    }
+}
+
+/// The endpoints of (`port_name`, `protocol`) in `family`, over all `slices`, sorted by address and port.
+///
+/// One IP:port may appear several times, within a slice and across slices; it counts once and is as good as its best
+/// appearance, so that the answer depends on the objects only, never on the order of their arrival (14.5).
+#[must_use]
+pub fn of_port<'a>(
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    port_name: &str,
+    protocol: Protocol,
+    family: Family,
+) -> Vec<PortEndpoint<'a>> {
+    let mut found: Vec<PortEndpoint<'a>> = Vec::new();
+    for slice in slices.into_iter().filter(|s| s.family == family) {
+        for port in slice.ports.iter().filter(|p| *p.name == *port_name && p.protocol == protocol) {
+            found.extend(slice.endpoints.iter().map(|endpoint| PortEndpoint {
+                target: SocketAddr::new(endpoint.ip, port.port),
+                endpoint,
+                weight: slice.weight,
+            }));
+        }
+    }
+    // Best first within one target; ties are broken by content so that no order of arrival shows.
+    found.sort_by(|a, b| {
+        let key = |e: &PortEndpoint<'_>| (e.target, 2 - rank(e.endpoint), e.endpoint.terminating);
+        key(a).cmp(&key(b)).then_with(|| a.endpoint.node.cmp(&b.endpoint.node)).then_with(|| b.weight.cmp(&a.weight))
+    });
+    found.dedup_by_key(|e| e.target);
+    found
+}

@@ -1,0 +1,192 @@
+//! The state of the cluster as told so far.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{
+    endpoint::{EndpointSlice, SliceName},
+    node::Node,
+    service::{Service, ServiceName},
+};
+
+/// What a source tells. Complete lists come first, and again whenever a watch had to start over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// All Services there are; whatever else was known is gone.
+    Services(Vec<Service>),
+    /// All EndpointSlices there are.
+    Slices(Vec<EndpointSlice>),
+    /// All Nodes there are.
+    Nodes(Vec<Node>),
+    /// A Service was added or changed.
+    Service(Box<Service>),
+    /// A Service was deleted.
+    ServiceGone(ServiceName),
+    /// A slice was added or changed.
+    Slice(Box<EndpointSlice>),
+    /// A slice was deleted, or is none of ours any more.
+    SliceGone(SliceName),
+    /// A Node was added or changed.
+    Node(Box<Node>),
+    /// A Node was deleted.
+    NodeGone(Arc<str>),
+}
+
+/// What an update touched.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Services whose object or slices changed, appeared or went.
+    pub services: BTreeSet<ServiceName>,
+    /// Some Node changed: what depends on addresses, zones and CIDRs must be looked at again.
+    pub nodes: bool,
+}
+
+impl Changes {
+    /// Adds what `other` touched.
+    pub fn merge(&mut self, other: Self) {
+        self.services.extend(other.services);
+        self.nodes |= other.nodes;
+    }
+
+    /// Nothing touched.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.services.is_empty() && !self.nodes
+    }
+}
+
+/// Services, their slices and the Nodes.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    services: BTreeMap<ServiceName, Service>,
+    slices: BTreeMap<ServiceName, BTreeMap<Arc<str>, EndpointSlice>>,
+    /// Owner of every slice, since a slice may change its owner.
+    owners: BTreeMap<SliceName, ServiceName>,
+    nodes: BTreeMap<Arc<str>, Node>,
+    listed: [bool; 3],
+}
+
+impl State {
+    /// Whether every kind has delivered its first complete list; before that nothing may be deleted (invariant 3).
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        self.listed == [true; 3]
+    }
+
+    /// Every Service, handled or not, in order of its name.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values()
+    }
+
+    /// One Service.
+    #[must_use]
+    pub fn service(&self, name: &ServiceName) -> Option<&Service> {
+        self.services.get(name)
+    }
+
+    /// The slices of a Service in order of their names; none when there are none.
+    pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = &EndpointSlice> + Clone {
+        self.slices.get(service).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// Every Node.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// One Node.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.get(name)
+    }
+
+    /// Takes in what a source tells; says what that touched. An update that changes nothing touches nothing.
+    pub fn apply(&mut self, update: Update) -> Changes {
+        let mut changes = Changes::default();
+        match update {
+            Update::Service(service) => self.put_service(*service, &mut changes),
+            Update::ServiceGone(name) => self.remove_service(&name, &mut changes),
+            Update::Slice(slice) => self.put_slice(*slice, &mut changes),
+            Update::SliceGone(name) => self.remove_slice(&name, &mut changes),
+            Update::Node(node) => self.put_node(*node, &mut changes),
+            Update::NodeGone(name) => changes.nodes |= self.nodes.remove(&name).is_some(),
+            Update::Services(list) => {
+                let kept: BTreeSet<_> = list.iter().map(|s| s.name.clone()).collect();
+                for gone in self.services.keys().filter(|n| !kept.contains(*n)).cloned().collect::<Vec<_>>() {
+                    self.remove_service(&gone, &mut changes);
+                }
+                list.into_iter().for_each(|s| self.put_service(s, &mut changes));
+                self.listed[0] = true;
+            }
+            Update::Slices(list) => {
+                let kept: BTreeSet<_> = list.iter().map(|s| s.name.clone()).collect();
+                for gone in self.owners.keys().filter(|n| !kept.contains(*n)).cloned().collect::<Vec<_>>() {
+                    self.remove_slice(&gone, &mut changes);
+                }
+                list.into_iter().for_each(|s| self.put_slice(s, &mut changes));
+                self.listed[1] = true;
+            }
+            Update::Nodes(list) => {
+                let kept: BTreeSet<_> = list.iter().map(|n| n.name.clone()).collect();
+                let before = self.nodes.len();
+                self.nodes.retain(|name, _| kept.contains(name));
+                changes.nodes |= self.nodes.len() != before;
+                list.into_iter().for_each(|n| self.put_node(n, &mut changes));
+                self.listed[2] = true;
+            }
+        }
+        debug_assert!(self.check());
+        changes
+    }
+
+    fn put_service(&mut self, service: Service, changes: &mut Changes) {
+        if self.services.get(&service.name) != Some(&service) {
+            changes.services.insert(service.name.clone());
+            self.services.insert(service.name.clone(), service);
+        }
+    }
+
+    fn remove_service(&mut self, name: &ServiceName, changes: &mut Changes) {
+        if self.services.remove(name).is_some() {
+            changes.services.insert(name.clone());
+        }
+    }
+
+    fn put_slice(&mut self, slice: EndpointSlice, changes: &mut Changes) {
+        if self.owners.get(&slice.name).is_some_and(|owner| *owner != slice.service) {
+            self.remove_slice(&slice.name, changes);
+        }
+        let slices = self.slices.entry(slice.service.clone()).or_default();
+        if slices.get(&slice.name.name) != Some(&slice) {
+            changes.services.insert(slice.service.clone());
+            self.owners.insert(slice.name.clone(), slice.service.clone());
+            slices.insert(slice.name.name.clone(), slice);
+        }
+    }
+
+    fn remove_slice(&mut self, name: &SliceName, changes: &mut Changes) {
+        let Some(owner) = self.owners.remove(name) else { return };
+        if let Some(slices) = self.slices.get_mut(&owner) {
+            slices.remove(&name.name);
+            if slices.is_empty() {
+                self.slices.remove(&owner); // ML-1..4: nothing stays behind
+            }
+        }
+        changes.services.insert(owner);
+    }
+
+    fn put_node(&mut self, node: Node, changes: &mut Changes) {
+        if self.nodes.get(&node.name) != Some(&node) {
+            changes.nodes = true;
+            self.nodes.insert(node.name.clone(), node);
+        }
+    }
+
+    /// Every slice has exactly one owner that lists it.
+    fn check(&self) -> bool {
+        self.owners.len() == self.slices.values().map(BTreeMap::len).sum::<usize>()
+            && self.slices.values().all(|s| !s.is_empty())
+    }
+}

@@ -1,0 +1,49 @@
+//! Why things happened, as indexes of the per-CPU array `COUNTERS`.
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $variant:ident = $index:literal, $name:literal;)*) => {
+        /// Every reason that is counted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[repr(u32)]
+        pub enum Counter { $($(#[$doc])* $variant = $index,)* }
+
+        impl Counter {
+            /// All of them, in order of their index.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The name that metrics and `status` show.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// A connect was sent to a backend.
+    SocketConnect = 0, "socket_connect";
+    /// A datagram of an unconnected socket was sent to a backend.
+    SocketSend = 1, "socket_send";
+    /// A connect or datagram was refused: no endpoint anywhere.
+    SocketReject = 2, "socket_reject";
+    /// A connect or datagram met a Local policy without local endpoint: sent into silence.
+    SocketDrop = 3, "socket_drop";
+    /// A client outside loadBalancerSourceRanges dialled.
+    SocketSourceRange = 4, "socket_source_range";
+    /// An unknown port of a ClusterIP was dialled.
+    SocketUnknownPort = 5, "socket_unknown_port";
+    /// The word, slot or backend behind a frontend was missing: a defect, left untranslated.
+    SocketBroken = 6, "socket_broken";
+    /// Socket storage could not be had: getpeername will show the backend.
+    SocketNoStorage = 7, "socket_no_storage";
+    /// The peer table refused an entry: recvmsg will show the backend.
+    SocketNoPeer = 8, "socket_no_peer";
+    /// A bind to a NodePort was refused.
+    BindRefused = 9, "bind_refused";
+    /// The affinity table refused an entry.
+    AffinityFull = 10, "affinity_full";
+}
+
+/// Size of the array: room to grow without a new ABI.
+pub const SIZE: u32 = 64;

@@ -1,0 +1,99 @@
+//! The map ABI: what the agent writes and the programs read. Compiled for the host and for BPF.
+//!
+//! Everything on the wire side is in network byte order; the agent converts at its rim. No struct has padding:
+//! padding in a key is uninitialised stack and would hash as garbage.
+#![no_std]
+
+#[macro_use]
+mod pod;
+pub mod addr;
+pub mod affinity;
+pub mod backend;
+pub mod counter;
+pub mod frontend;
+pub mod names;
+pub mod service;
+pub mod socket;
+pub mod source_range;
+
+/// Part of the pin path. A change of any layout here is a new version; see `docs/map-abi.md`.
+pub const ABI_VERSION: u32 = 1;
+
+/// Transport protocols as they stand in `sock_addr` and in packets (IANA numbers).
+pub mod proto {
+    /// TCP.
+    pub const TCP: u8 = 6;
+    /// UDP.
+    pub const UDP: u8 = 17;
+    /// SCTP.
+    pub const SCTP: u8 = 132;
+}
+
+/// Names of every map. The pin of a map is its name in lower case.
+pub mod maps {
+    /// Hash: [`FrontendKey`](crate::frontend::FrontendKey) → [`Frontend`](crate::frontend::Frontend).
+    pub const FRONTENDS: &str = "FRONTENDS";
+    /// Array of u64, mapped into the agent: service id × 4 + scope → [`Word`](crate::service::Word).
+    pub const SERVICES: &str = "SERVICES";
+    /// Array of u64, mapped into the agent: slot → backend id.
+    pub const TABLES: &str = "TABLES";
+    /// Array, mapped into the agent: backend id → [`Backend`](crate::backend::Backend).
+    pub const BACKENDS: &str = "BACKENDS";
+    /// Array of u64, mapped into the agent: backend id → live connections.
+    pub const CONNECTIONS: &str = "CONNECTIONS";
+    /// Array of u64: service id → next slot of round robin.
+    pub const CURSORS: &str = "CURSORS";
+    /// LRU hash: [`AffinityKey`](crate::affinity::AffinityKey) → affinity word.
+    pub const AFFINITY: &str = "AFFINITY";
+    /// Socket storage: [`SocketState`](crate::socket::SocketState).
+    pub const SOCKETS: &str = "SOCKETS";
+    /// LRU hash: [`PeerKey`](crate::socket::PeerKey) → [`Peer`](crate::socket::Peer).
+    pub const PEERS: &str = "PEERS";
+    /// LPM trie: [`SourceRange`](crate::source_range::SourceRange) → 1.
+    pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
+    /// Hash the programs never read: service id → [`ServiceName`](crate::names::ServiceName).
+    pub const NAMES: &str = "NAMES";
+    /// Array of u64, mapped into the agent: see [`meta`](crate::meta).
+    pub const META: &str = "META";
+    /// Per-CPU array of u64: [`Counter`](crate::counter::Counter) → count.
+    pub const COUNTERS: &str = "COUNTERS";
+
+    /// Every map there is.
+    pub const ALL: [&str; 13] = [
+        FRONTENDS,
+        SERVICES,
+        TABLES,
+        BACKENDS,
+        CONNECTIONS,
+        CURSORS,
+        AFFINITY,
+        SOCKETS,
+        PEERS,
+        SOURCE_RANGES,
+        NAMES,
+        META,
+        COUNTERS,
+    ];
+}
+
+/// Indexes of the `META` array.
+pub mod meta {
+    /// One more than the largest backend id ever used; what lies above was never written.
+    pub const BACKEND_HIGH_WATER: u32 = 0;
+    /// Boot-time seconds at which the agent last finished a reconcile; 0 = never.
+    pub const LAST_RECONCILE: u32 = 1;
+    /// Size of the array.
+    pub const SIZE: u32 = 8;
+}
+
+/// Names of the constants that the loader sets before the verifier sees the programs.
+pub mod globals {
+    /// u32: 1 where the kernel has `bpf_set_retval` (5.18); elsewhere a refused connect reads EPERM.
+    pub const SET_RETVAL: &str = "SET_RETVAL";
+    /// u64: cookie of the host's network namespace; 0 = unknown, loopback NodePorts are then off.
+    pub const HOST_NETNS: &str = "HOST_NETNS";
+    /// u32: 1 = only sockets of the host's network namespace are translated (`semantics.md` F53).
+    pub const HOST_ONLY: &str = "HOST_ONLY";
+    /// u32: 1 = connected UDP and TCP sockets are entered in `PEERS` too, so that the agent can close them.
+    pub const TRACK_TCP: &str = "TRACK_TCP";
+}

@@ -1,0 +1,56 @@
+//! What a socket was promised, so that it never sees a backend's address.
+use crate::addr::Addr;
+
+pod! {
+    /// Socket storage. Written by connect, and for unconnected UDP by sendmsg.
+    pub struct SocketState [32] {
+        /// What the last translated connect dialled.
+        pub addr: Addr,
+        /// Its port, network order.
+        pub port: u16,
+        /// `CONNECTED`, `HAS_PEERS`.
+        pub flags: u16,
+        /// Backend of the connection that is counted in `CONNECTIONS`.
+        pub backend: u32,
+        /// Unconnected UDP: index of the service word (high half) and backend id of the last datagram. One word,
+        /// because two threads may send on one socket at once.
+        pub pick: u64,
+    }
+}
+
+/// `addr`, `port` and `backend` are valid and the connection is counted.
+pub const CONNECTED: u16 = 1;
+/// The socket has entries in `PEERS`.
+pub const HAS_PEERS: u16 = 1 << 1;
+
+pod! {
+    /// A backend that a socket talks to.
+    pub struct PeerKey [32] {
+        /// The socket's cookie.
+        pub cookie: u64,
+        /// The backend's address, IPv4 as v4-mapped.
+        pub addr: Addr,
+        /// Its port, network order.
+        pub port: u16,
+        /// IANA protocol number.
+        pub proto: u8,
+        /// Always 0.
+        pub zero: u8,
+        /// Always 0.
+        pub zero2: u32,
+    }
+}
+
+pod! {
+    /// What the socket dialled to get there.
+    pub struct Peer [24] {
+        /// The frontend's address, IPv4 as v4-mapped.
+        pub addr: Addr,
+        /// Its port, network order.
+        pub port: u16,
+        /// Always 0.
+        pub zero: u16,
+        /// Service id.
+        pub service: u32,
+    }
+}
