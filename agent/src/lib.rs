@@ -4,6 +4,7 @@
 
 pub mod model;
 pub mod plan;
+pub mod source;
 pub mod view;
 
 /// The kernel side, as built by build.rs.

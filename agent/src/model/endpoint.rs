@@ -87,11 +87,7 @@ pub struct PortEndpoint<'a> {
 
 /// How good an appearance of an address is: ready, else serving and terminating, else neither (`semantics.md` 14.5).
 fn rank(endpoint: &Endpoint) -> u8 {
-    if endpoint.ready {
-        2
-    } else {
-        u8::from(endpoint.serving && endpoint.terminating)
-    }
+    if endpoint.ready { 2 } else { u8::from(endpoint.serving && endpoint.terminating) }
 }
 
 /// The endpoints of (`port_name`, `protocol`) in `family`, over all `slices`, sorted by address and port.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
-use sheave_ebpf::proto;
+use sheave_ebpf::{proto, service};
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -128,6 +128,35 @@ pub enum Algorithm {
     LeastConnections,
     /// Consistent hashing.
     Maglev,
+}
+
+impl Algorithm {
+    /// The spelling in annotations, flags and output, by `ALGORITHM_…` number.
+    pub const NAMES: [&str; 4] = ["random", "round-robin", "least-connections", "maglev"];
+
+    /// By its spelling.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let all = [Self::Random, Self::RoundRobin, Self::LeastConnections, Self::Maglev];
+        all.into_iter().find(|algorithm| algorithm.name() == text)
+    }
+
+    /// Its spelling.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        Self::NAMES[self.number() as usize]
+    }
+
+    /// The number in the map ABI.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Random => service::ALGORITHM_RANDOM,
+            Self::RoundRobin => service::ALGORITHM_ROUND_ROBIN,
+            Self::LeastConnections => service::ALGORITHM_LEAST_CONNECTIONS,
+            Self::Maglev => service::ALGORITHM_MAGLEV,
+        }
+    }
 }
 
 /// Why a Service has no frontend.

@@ -1,0 +1,1 @@
+//! Small builders of API objects for tests.
