@@ -68,7 +68,7 @@ pub struct EndpointSlice {
     pub ports: Vec<SlicePort>,
     /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// From the annotation `sheave.io/weight`, 0–100; `None` = 1 share like everyone.
+    /// From the annotation `sheave.io/weight`, 0–100; `None` counts as 100.
     pub weight: Option<u8>,
     /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`, Unix nanoseconds (`semantics.md` 4.9).
     pub trigger_time: Option<i128>,
@@ -114,7 +114,8 @@ pub fn of_port<'a>(
     // Best first within one target; ties are broken by content so that no order of arrival shows.
     found.sort_by(|a, b| {
         let key = |e: &PortEndpoint<'_>| (e.target, 2 - rank(e.endpoint), e.endpoint.terminating);
-        key(a).cmp(&key(b)).then_with(|| a.endpoint.node.cmp(&b.endpoint.node)).then_with(|| b.weight.cmp(&a.weight))
+        let share = |e: &PortEndpoint<'_>| e.weight.unwrap_or(100);
+        key(a).cmp(&key(b)).then_with(|| a.endpoint.node.cmp(&b.endpoint.node)).then_with(|| share(b).cmp(&share(a)))
     });
     found.dedup_by_key(|e| e.target);
     found

@@ -116,8 +116,8 @@ impl Level {
     fn admits(self, endpoint: &PortEndpoint<'_>, selection: Selection<'_>) -> bool {
         let hints = endpoint.endpoint.hints.as_deref();
         match self {
-            Self::Node => hints.is_some_and(|h| h.nodes.iter().any(|n| **n == *selection.node)),
-            Self::Zone => hints.is_some_and(|h| h.zones.iter().any(|z| **z == *selection.zone)),
+            Self::Node => hints.is_some_and(|h| h.nodes.iter().any(|n| !n.is_empty() && **n == *selection.node)),
+            Self::Zone => hints.is_some_and(|h| h.zones.iter().any(|z| !z.is_empty() && **z == *selection.zone)),
             Self::Anywhere => true,
         }
     }

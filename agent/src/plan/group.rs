@@ -3,9 +3,18 @@
 use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
-use sheave_ebpf::{addr::Addr, frontend::FrontendKey, service::Config};
+use sheave_ebpf::{
+    addr::Addr,
+    frontend::FrontendKey,
+    service::{Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES},
+};
 
-use crate::model::{Algorithm, Family, Protocol, ServiceName};
+use super::{frontends, maglev, run};
+use crate::model::{
+    Algorithm, EndpointSlice, Family, Protocol, Service, ServiceName, ServicePort,
+    endpoint::{self, PortEndpoint},
+    topology::{Selection, categorize},
+};
 
 /// The key of everything (`semantics.md` 2.1).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,8 +63,8 @@ pub enum ExternalIps {
 pub struct PlanOptions {
     /// For Services without an annotation.
     pub algorithm: Algorithm,
-    /// Slots of a Maglev table; a prime.
-    pub maglev_size: u32,
+    /// Slots of a Maglev table.
+    pub maglev_size: maglev::Size,
     /// Which externalIPs are served.
     pub external_ips: ExternalIps,
     /// NodePorts answer on loopback in the host's network namespace.
@@ -68,7 +77,7 @@ impl Default for PlanOptions {
     fn default() -> Self {
         Self {
             algorithm: Algorithm::Random,
-            maglev_size: 16_381,
+            maglev_size: maglev::Size::DEFAULT,
             external_ips: ExternalIps::Allow,
             loopback_node_ports: true,
             refuse_unknown_ports: true,
@@ -112,7 +121,7 @@ pub struct GroupPlan {
     pub created: i64,
     /// What it answers on, with the `KIND_…` of each; no key twice.
     pub frontends: Vec<(FrontendKey, u32)>,
-    /// Its endpoints, sorted, no address and port twice.
+    /// Its endpoints by address, numerically, and port; none twice.
     pub backends: Vec<BackendPlan>,
     /// By `Scope as usize`.
     pub scopes: [ScopePlan; 3],
@@ -121,3 +130,161 @@ pub struct GroupPlan {
     /// Networks that LoadBalancer addresses admit, of this family; empty = everyone.
     pub source_ranges: Vec<IpNet>,
 }
+
+/// The groups of a Service, given all its slices: one for each port and family with a ClusterIP (`semantics.md` 2.3).
+///
+/// SCTP is planned like the rest, though packets are translated only where target port and port are equal (F14).
+#[must_use]
+pub fn plan<'a>(
+    service: &Service,
+    slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
+    node: &NodeContext,
+    options: &PlanOptions,
+) -> Vec<GroupPlan> {
+    if service.no_frontend.is_some() {
+        return Vec::new();
+    }
+    let families = Family::ALL.into_iter().filter_map(|family| Some((family, service.cluster_ip(family)?)));
+    let mut groups = Vec::new();
+    for (family, cluster_ip) in families {
+        for port in &service.ports {
+            let endpoints = endpoint::of_port(slices.clone(), &port.name, port.protocol, family);
+            groups.push(Group { service, port, family, cluster_ip, node, options }.plan(&endpoints));
+        }
+    }
+    groups
+}
+
+/// What the plan of one group depends on, endpoints aside.
+pub(super) struct Group<'a> {
+    pub(super) service: &'a Service,
+    pub(super) port: &'a ServicePort,
+    pub(super) family: Family,
+    pub(super) cluster_ip: IpAddr,
+    pub(super) node: &'a NodeContext,
+    pub(super) options: &'a PlanOptions,
+}
+
+impl Group<'_> {
+    fn plan(&self, endpoints: &[PortEndpoint<'_>]) -> GroupPlan {
+        let selection = self.selection();
+        let backend = |endpoint: &PortEndpoint<'_>| BackendPlan {
+            addr: endpoint.target.ip().into(),
+            port: endpoint.target.port(),
+            local: selection.is_local(endpoint),
+            serving: endpoint.endpoint.serving,
+        };
+        let source_ranges = self.source_ranges();
+        GroupPlan {
+            key: GroupKey {
+                service: self.service.name.clone(),
+                port_name: self.port.name.clone(),
+                protocol: self.port.protocol,
+                family: self.family,
+            },
+            created: self.service.created,
+            frontends: frontends::of(self),
+            backends: endpoints.iter().map(backend).collect(),
+            scopes: self.scopes(endpoints, selection),
+            config: self.config(&source_ranges),
+            source_ranges,
+        }
+    }
+
+    fn selection(&self) -> Selection<'_> {
+        let accessible = self.port.node_port != 0
+            || self.load_balancer_ips().next().is_some()
+            || self.external_ips().next().is_some();
+        Selection {
+            internal_local: self.service.internal_local,
+            external_local: self.service.external_local,
+            externally_accessible: accessible,
+            node: &self.node.name,
+            zone: &self.node.zone,
+        }
+    }
+
+    /// Which set each scope uses (6.2 step 3), and what an empty one means (V-1 to V-3).
+    fn scopes(&self, endpoints: &[PortEndpoint<'_>], selection: Selection<'_>) -> [ScopePlan; 3] {
+        let categories = categorize(endpoints, selection);
+        let scope = |set: &Option<Vec<usize>>| match set.as_deref() {
+            _ if !categories.has_any => ScopePlan::Reject,
+            None | Some([]) => ScopePlan::Drop,
+            Some(set) => ScopePlan::Forward(self.slots(endpoints, set)),
+        };
+        let cluster = scope(&categories.cluster);
+        let local = if categories.local == categories.cluster { cluster.clone() } else { scope(&categories.local) };
+
+        let by_policy = |policy_is_local: bool| if policy_is_local { local.clone() } else { cluster.clone() };
+        let internal = by_policy(selection.internal_local);
+        if !selection.externally_accessible {
+            return [internal, ScopePlan::Unused, ScopePlan::Unused];
+        }
+        // Inside clients are short-circuited to the cluster set, whatever the policies (F20).
+        [internal, cluster.clone(), by_policy(selection.external_local)]
+    }
+
+    fn slots(&self, endpoints: &[PortEndpoint<'_>], set: &[usize]) -> Arc<[u32]> {
+        let weights = run::weights(set.iter().map(|i| endpoints[*i].weight));
+        let members = set.iter().zip(weights).filter(|(_, weight)| *weight > 0);
+        if self.algorithm() == Algorithm::Maglev {
+            let members: Vec<_> = members
+                .map(|(&i, weight)| maglev::Member { id: i as u32, target: endpoints[i].target, weight })
+                .collect();
+            maglev::fill(&members, self.options.maglev_size).into()
+        } else {
+            members.flat_map(|(&i, weight)| std::iter::repeat_n(i as u32, weight as usize)).collect()
+        }
+    }
+
+    fn algorithm(&self) -> Algorithm {
+        self.service.algorithm.unwrap_or(self.options.algorithm)
+    }
+
+    /// Of this family; empty where no load-balancer address could use them.
+    fn source_ranges(&self) -> Vec<IpNet> {
+        if self.load_balancer_ips().next().is_none() {
+            return Vec::new();
+        }
+        self.service.source_ranges.iter().filter(|range| Family::of(range.addr()) == self.family).copied().collect()
+    }
+
+    fn config(&self, source_ranges: &[IpNet]) -> Config {
+        let mut flags = 0;
+        if !source_ranges.is_empty() {
+            flags |= FLAG_SOURCE_RANGES;
+            // FLOW-4: a range with an address of the node admits the node, and the VIP that it may carry.
+            if self.node.addresses.iter().any(|ip| source_ranges.iter().any(|range| range.contains(ip))) {
+                flags |= FLAG_HOST_ALLOWED;
+            }
+            if self.pods_are_within(source_ranges) {
+                flags |= FLAG_PODS_ALLOWED;
+            }
+        }
+        Config::new(self.algorithm().number(), flags, self.service.affinity.unwrap_or(0))
+    }
+
+    /// A socket has no address yet when it connects, so it is admitted only if every pod of this node would be.
+    fn pods_are_within(&self, source_ranges: &[IpNet]) -> bool {
+        let merged = IpNet::aggregate(&source_ranges.to_vec());
+        let mut cidrs = self.node.pod_cidrs.iter().filter(|net| Family::of(net.addr()) == self.family).peekable();
+        cidrs.peek().is_some() && cidrs.all(|cidr| merged.iter().any(|range| range.contains(cidr)))
+    }
+
+    pub(super) fn load_balancer_ips(&self) -> impl Iterator<Item = IpAddr> {
+        self.service.load_balancer_ips.iter().copied().filter(|ip| Family::of(*ip) == self.family)
+    }
+
+    /// Those that the operator lets Services claim.
+    pub(super) fn external_ips(&self) -> impl Iterator<Item = IpAddr> {
+        let allowed = |ip: &IpAddr| match &self.options.external_ips {
+            ExternalIps::Allow => true,
+            ExternalIps::Deny => false,
+            ExternalIps::Within(nets) => nets.iter().any(|net| net.contains(ip)),
+        };
+        self.service.external_ips.iter().copied().filter(move |ip| Family::of(*ip) == self.family && allowed(ip))
+    }
+}
+
+#[cfg(test)]
+mod tests;

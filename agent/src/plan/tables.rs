@@ -1,0 +1,230 @@
+//! All groups, and who owns an address and port that several claim (`semantics.md` 14.5).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    sync::Arc,
+};
+
+use sheave_ebpf::frontend::{FrontendKey, KIND_UNKNOWN_PORT};
+
+use super::group::{GroupKey, GroupPlan};
+use crate::model::ServiceName;
+
+/// The desired state.
+#[derive(Debug, Default)]
+pub struct Tables {
+    groups: BTreeMap<ServiceName, Vec<Group>>,
+    /// Who has each frontend.
+    owners: HashMap<FrontendKey, Claim>,
+    /// Who would like to; few, so apart from the many owners.
+    losers: HashMap<FrontendKey, BTreeSet<Claim>>,
+    /// Entries for unknown ports: how many groups ask for each. Nobody owns them, their value is always the same.
+    unknown_ports: HashMap<FrontendKey, u32>,
+}
+
+#[derive(Debug)]
+struct Group {
+    key: Arc<GroupKey>,
+    plan: GroupPlan,
+}
+
+/// The smallest owns: the older Service, then the name, so that every node says the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Claim {
+    created: i64,
+    group: Arc<GroupKey>,
+    kind: u32,
+}
+
+/// What an update changed in the desired state.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Groups that are new, gone or planned anew, or that gained or lost a contested frontend.
+    pub groups: BTreeSet<Arc<GroupKey>>,
+    /// Entries for unknown ports that nobody asked for before.
+    pub unknown_ports_added: BTreeSet<FrontendKey>,
+    /// Entries for unknown ports that nobody asks for any more.
+    pub unknown_ports_removed: BTreeSet<FrontendKey>,
+}
+
+impl Touched {
+    /// Nothing is different.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty() && self.unknown_ports_added.is_empty() && self.unknown_ports_removed.is_empty()
+    }
+}
+
+impl Tables {
+    /// Every group, in order of its Service.
+    pub fn groups(&self) -> impl Iterator<Item = (&Arc<GroupKey>, &GroupPlan)> {
+        self.groups.values().flatten().map(|group| (&group.key, &group.plan))
+    }
+
+    /// The groups of a Service.
+    pub fn of_service(&self, service: &ServiceName) -> impl Iterator<Item = (&Arc<GroupKey>, &GroupPlan)> {
+        self.groups.get(service).into_iter().flatten().map(|group| (&group.key, &group.plan))
+    }
+
+    /// One group; `None` = it shall not exist.
+    #[must_use]
+    pub fn plan(&self, key: &GroupKey) -> Option<&GroupPlan> {
+        self.of_service(&key.service).find_map(|(known, plan)| (**known == *key).then_some(plan))
+    }
+
+    /// The frontends that a group has, with their kinds: what it asks for, less what others own, without the entries
+    /// for unknown ports.
+    pub fn owned(&self, key: &GroupKey) -> impl Iterator<Item = (FrontendKey, u32)> {
+        let asked = self.plan(key).into_iter().flat_map(|plan| &plan.frontends);
+        let owned = |frontend: &FrontendKey| self.owner(frontend).is_some_and(|owner| *owner == *key);
+        asked.copied().filter(move |(frontend, _)| owned(frontend))
+    }
+
+    /// Who has a frontend. `None` also for entries for unknown ports.
+    #[must_use]
+    pub fn owner(&self, frontend: &FrontendKey) -> Option<&GroupKey> {
+        self.owners.get(frontend).map(|claim| &*claim.group)
+    }
+
+    /// The entries for unknown ports.
+    pub fn unknown_ports(&self) -> impl Iterator<Item = FrontendKey> {
+        self.unknown_ports.keys().copied()
+    }
+
+    /// Frontends that more than one group asks for.
+    #[must_use]
+    pub fn contested(&self) -> usize {
+        self.losers.len()
+    }
+
+    /// Replaces the groups of a Service; no plans = the Service is gone or has no frontend.
+    pub fn update(&mut self, service: &ServiceName, plans: Vec<GroupPlan>) -> Touched {
+        let before = self.groups.remove(service).unwrap_or_default();
+        let mut touched = Touched::default();
+        let mut was_owned = BTreeMap::new();
+
+        // Keys are kept: one copy of each, however often a group changes.
+        let known =
+            |plan: &GroupPlan| before.iter().find(|group| *group.key == plan.key).map(|group| group.key.clone());
+        let after: Vec<Group> = plans
+            .into_iter()
+            .map(|plan| Group { key: known(&plan).unwrap_or_else(|| Arc::new(plan.key.clone())), plan })
+            .collect();
+
+        let find = |groups: &[Group], key: &Arc<GroupKey>| groups.iter().position(|group| group.key == *key);
+        for old in &before {
+            let new = find(&after, &old.key).map(|i| &after[i].plan);
+            if new == Some(&old.plan) {
+                continue;
+            }
+            touched.groups.insert(old.key.clone());
+            for (frontend, kind) in old.asks_for_what_is_not_in(new) {
+                self.release(frontend, old.claim(kind), &mut was_owned, &mut touched);
+            }
+        }
+        for new in &after {
+            let old = find(&before, &new.key).map(|i| &before[i].plan);
+            if old == Some(&new.plan) {
+                continue;
+            }
+            touched.groups.insert(new.key.clone());
+            for (frontend, kind) in new.asks_for_what_is_not_in(old) {
+                self.claim(frontend, new.claim(kind), &mut was_owned, &mut touched);
+            }
+        }
+
+        // What changed hands and came back in between is no change.
+        for (frontend, was) in was_owned {
+            let is = self.owners.get(&frontend).map(|claim| &claim.group);
+            if was.as_ref() != is {
+                touched.groups.extend(was.iter().chain(is).cloned());
+            }
+        }
+        if !after.is_empty() {
+            self.groups.insert(service.clone(), after);
+        }
+        debug_assert!(self.check());
+        touched
+    }
+
+    fn claim(&mut self, frontend: FrontendKey, claim: Claim, was: &mut WasOwned, touched: &mut Touched) {
+        if claim.kind == KIND_UNKNOWN_PORT {
+            let count = self.unknown_ports.entry(frontend).or_default();
+            *count += 1;
+            if *count == 1 && !touched.unknown_ports_removed.remove(&frontend) {
+                touched.unknown_ports_added.insert(frontend);
+            }
+            return;
+        }
+        let owner = self.owners.get(&frontend);
+        was.entry(frontend).or_insert_with(|| owner.map(|owner| owner.group.clone()));
+        let loser = match self.owners.entry(frontend) {
+            Entry::Vacant(free) => {
+                free.insert(claim);
+                return;
+            }
+            Entry::Occupied(mut owner) if claim < *owner.get() => owner.insert(claim),
+            Entry::Occupied(_) => claim,
+        };
+        self.losers.entry(frontend).or_default().insert(loser);
+    }
+
+    fn release(&mut self, frontend: FrontendKey, claim: Claim, was: &mut WasOwned, touched: &mut Touched) {
+        if claim.kind == KIND_UNKNOWN_PORT {
+            if let Entry::Occupied(mut count) = self.unknown_ports.entry(frontend) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                    touched.unknown_ports_removed.insert(frontend);
+                }
+            }
+            return;
+        }
+        let owner = self.owners.get(&frontend);
+        was.entry(frontend).or_insert_with(|| owner.map(|owner| owner.group.clone()));
+        let owns = owner == Some(&claim);
+        let losers = self.losers.get_mut(&frontend);
+        match (owns, losers) {
+            (true, Some(losers)) => {
+                if let Some(next) = losers.pop_first() {
+                    self.owners.insert(frontend, next);
+                }
+            }
+            (true, None) => {
+                self.owners.remove(&frontend);
+            }
+            (false, Some(losers)) => {
+                losers.remove(&claim);
+            }
+            (false, None) => {}
+        }
+        if self.losers.get(&frontend).is_some_and(BTreeSet::is_empty) {
+            self.losers.remove(&frontend);
+        }
+    }
+
+    /// Owners come before everyone else who asks, and nobody waits for what nobody has.
+    fn check(&self) -> bool {
+        self.losers.iter().all(|(frontend, losers)| {
+            let owner = self.owners.get(frontend);
+            owner.is_some_and(|owner| losers.first().is_some_and(|first| owner < first))
+        })
+    }
+}
+
+/// Owner of each frontend concerned as it was before the update.
+type WasOwned = BTreeMap<FrontendKey, Option<Arc<GroupKey>>>;
+
+impl Group {
+    fn claim(&self, kind: u32) -> Claim {
+        Claim { created: self.plan.created, group: self.key.clone(), kind }
+    }
+
+    fn asks_for_what_is_not_in(&self, other: Option<&GroupPlan>) -> impl Iterator<Item = (FrontendKey, u32)> {
+        let same = other.filter(|other| other.created == self.plan.created);
+        self.plan.frontends.iter().copied().filter(move |entry| !same.is_some_and(|s| s.frontends.contains(entry)))
+    }
+}
+
+#[cfg(test)]
+mod tests;
