@@ -2,8 +2,17 @@
 //!
 //! Data flows one way: source → model → plan → reconcile → datapath. See `docs/architecture.md`.
 
+pub mod api;
+pub mod cli;
+pub mod datapath;
+pub mod exit;
+pub mod lb;
+pub mod logging;
 pub mod model;
+pub mod options;
 pub mod plan;
+pub mod render;
+pub mod run;
 pub mod source;
 pub mod view;
 

@@ -1,0 +1,118 @@
+//! The command line. Habits are kubectl's; help texts are written to be read.
+
+mod agent;
+mod check;
+mod cleanup;
+mod host;
+mod lb;
+mod list;
+mod selector;
+mod status;
+mod svc;
+
+use std::io::{self, Write as _};
+
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
+use sheave_ebpf::ABI_VERSION;
+
+const EXAMPLES: &str = "\
+Examples:
+  sheave check                  can this host run the agent, and what is missing?
+  sheave agent --help           how to run it
+  sheave status                 is it well?
+  sheave svc list               what the agent wants the kernel to do
+  sheave lb list                what the kernel does; works while the agent is down
+
+Exit codes: 0 well, 1 failed or something is wrong, 2 refused before anything was changed.";
+
+/// A replacement for kube-proxy: Kubernetes Services by eBPF, under any CNI
+#[derive(Debug, Parser)]
+#[command(name = "sheave", version, after_help = EXAMPLES, disable_help_subcommand = true, max_term_width = 120)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run on this node until told to stop
+    Agent(Box<agent::AgentArgs>),
+    /// Show Services as the agent wants them
+    #[command(alias = "service", subcommand)]
+    Svc(svc::SvcCommand),
+    /// Show the load balancer as the kernel has it
+    #[command(subcommand)]
+    Lb(lb::LbCommand),
+    /// Show at a glance whether the agent is well
+    Status(status::StatusArgs),
+    /// Say whether this kernel and host can run the agent, and what is missing
+    Check(check::CheckArgs),
+    /// Leave the node as if sheave had never been installed
+    Cleanup(cleanup::CleanupArgs),
+    /// Print a completion script for a shell
+    #[command(after_help = COMPLETION_EXAMPLES)]
+    Completion {
+        /// Which shell
+        shell: Shell,
+    },
+    /// Print the version of this program and of its map layout
+    Version,
+}
+
+/// Shells with a completion script.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+const COMPLETION_EXAMPLES: &str = "\
+Examples:
+  source <(sheave completion bash)
+  sheave completion zsh > \"${fpath[1]}/_sheave\"
+  sheave completion fish > ~/.config/fish/completions/sheave.fish";
+
+impl Cli {
+    /// Does what was asked.
+    ///
+    /// # Errors
+    ///
+    /// What [`exit::report`](crate::exit::report) turns into a message and an exit code.
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::Agent(args) => args.run(),
+            Command::Svc(command) => command.run(),
+            Command::Lb(command) => command.run(),
+            Command::Status(args) => args.run(),
+            Command::Check(args) => args.run(),
+            Command::Cleanup(args) => args.run(),
+            Command::Completion { shell } => Ok(io::stdout().write_all(&completion(shell))?),
+            Command::Version => {
+                Ok(writeln!(io::stdout(), "sheave {} (map layout v{ABI_VERSION})", env!("CARGO_PKG_VERSION"))?)
+            }
+        }
+    }
+}
+
+/// Runs what talks to the agent.
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start the async runtime")?.block_on(work)
+}
+
+/// The script, whole: clap_complete panics when it cannot write.
+fn completion(shell: Shell) -> Vec<u8> {
+    let shell = match shell {
+        Shell::Bash => clap_complete::Shell::Bash,
+        Shell::Zsh => clap_complete::Shell::Zsh,
+        Shell::Fish => clap_complete::Shell::Fish,
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "sheave", &mut script);
+    script
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! `sheave agent`: its flags, and how they become [`AgentOptions`].
+
+use std::{
+    fs,
+    net::{AddrParseError, IpAddr, SocketAddr},
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, ensure};
+use clap::{
+    ArgAction::Set,
+    Args, ValueEnum,
+    builder::{NonEmptyStringValueParser, RangedU64ValueParser},
+};
+use ipnet::IpNet;
+
+use super::host::HostArgs;
+use crate::{
+    logging::{self, LogFormat},
+    model::{Algorithm, ServiceName},
+    options::{AgentOptions, Limits, NodePortAddresses, SourceOptions},
+    plan::group::{ExternalIps, PlanOptions},
+    run,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  # On a node of a cluster, with the pod's service account
+  sheave agent --node-name node-1
+
+  # The API server directly: its ClusterIP works only once sheave does
+  sheave agent --kubeconfig /etc/kubernetes/kubelet.conf --api-server https://192.0.2.1:6443
+
+  # Without a cluster: Services, EndpointSlices and Nodes from YAML files, read again when they change
+  sheave agent --manifests ./manifests --node-name n1
+
+  # A second node on the same host, for tests
+  sheave agent --manifests ./manifests --node-name n2 --run-dir /run/n2 --bpffs /mnt/n2 --cgroup-root /sys/fs/cgroup/n2";
+
+/// Flags of `sheave agent`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct AgentArgs {
+    /// Read Services, EndpointSlices and Nodes from the YAML files of this directory instead of a cluster
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kubeconfig", "api_servers"], help_heading = "Source")]
+    manifests: Option<PathBuf>,
+    /// Credentials and address of the API server [default: the pod's service account]
+    #[arg(long, value_name = "FILE", help_heading = "Source")]
+    kubeconfig: Option<PathBuf>,
+    /// Address of the API server, in place of the kubeconfig's; several are tried in order
+    #[arg(long = "api-server", value_name = "URL", value_delimiter = ',', value_parser = api_server, help_heading = "Source")]
+    api_servers: Vec<http::Uri>,
+    /// Name of this node's Node object [default: the host name in lower case]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME", help_heading = "Source")]
+    node_name: Option<String>,
+    /// Services to leave alone
+    #[arg(long, value_name = "NAMESPACE/NAME", value_delimiter = ',', value_parser = service_name, help_heading = "Source")]
+    skip_services: Vec<ServiceName>,
+
+    #[command(flatten)]
+    host: HostArgs,
+    /// Root of the cgroup v2 tree whose sockets are translated [default: found in /proc/self/mountinfo]
+    #[arg(long, value_name = "DIR", env = "SHEAVE_CGROUP_ROOT", help_heading = "Host")]
+    cgroup_root: Option<PathBuf>,
+    /// Network devices that clients outside the node come through [default: chosen by the agent]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = "Host")]
+    devices: Vec<String>,
+    /// Where to serve /healthz, /livez and /readyz; "" = nowhere
+    #[arg(long, value_name = "ADDRESS[:PORT]", default_value = "0.0.0.0:10256", help_heading = "Host")]
+    healthz_bind_address: String,
+    /// Where to serve /metrics; "" = nowhere
+    #[arg(long, value_name = "ADDRESS[:PORT]", default_value = "127.0.0.1:10249", help_heading = "Host")]
+    metrics_bind_address: String,
+
+    /// How a backend is chosen, where a Service's annotation sheave.io/lb-algorithm does not say
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = AlgorithmArg::Random, help_heading = "Services")]
+    lb_algorithm: AlgorithmArg,
+    /// Slots of a Maglev table: a prime, at best a hundred times the largest number of endpoints
+    #[arg(long, value_name = "PRIME", default_value_t = 16_381, value_parser = prime, help_heading = "Services")]
+    maglev_table_size: u32,
+    /// Node addresses on which NodePorts answer: networks, or "primary" for those of the Node object
+    #[arg(
+        long,
+        value_name = "CIDR|primary",
+        value_delimiter = ',',
+        default_value = "primary",
+        help_heading = "Services"
+    )]
+    nodeport_addresses: Vec<String>,
+    /// Serve spec.externalIPs; false protects from CVE-2020-8554
+    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", help_heading = "Services")]
+    allow_service_external_ips: bool,
+    /// Serve only externalIPs inside these networks
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
+    external_ip_cidrs: Vec<IpNet>,
+    /// Refuse connections to ports of a ClusterIP that its Service does not have
+    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", help_heading = "Services")]
+    refuse_unknown_ports: bool,
+    /// NodePorts answer on 127.0.0.1 and ::1, for processes in the host's network namespace
+    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", help_heading = "Services")]
+    loopback_nodeports: bool,
+
+    /// Translate only sockets of the host's network namespace: for meshes and VMs that want to see the Service's address
+    #[arg(long, help_heading = "Sockets")]
+    host_sockets_only: bool,
+    /// Refuse processes of this node to bind to a NodePort
+    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", help_heading = "Sockets")]
+    bind_protection: bool,
+    /// Close TCP connections to a removed backend too, not only UDP sockets
+    #[arg(long, help_heading = "Sockets")]
+    close_tcp: bool,
+
+    #[command(flatten)]
+    limits: LimitArgs,
+
+    /// How log lines look
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormatArg::Text, env = "SHEAVE_LOG_FORMAT",
+          help_heading = "Logging")]
+    log_format: LogFormatArg,
+    /// trace, debug, info, warn, error, or directives such as info,sheave_agent::source=debug
+    #[arg(long, value_name = "LEVEL", default_value = "info", env = "SHEAVE_LOG_LEVEL", help_heading = "Logging",
+          value_parser = NonEmptyStringValueParser::new())]
+    log_level: String,
+}
+
+/// Sizes of maps; each is named by the error and the metric of a full map.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits (sizes of kernel maps; a change makes new maps)")]
+struct LimitArgs {
+    /// Addresses and ports that Services answer on
+    #[arg(long, value_name = "N", default_value_t = Limits::default().frontends, value_parser = limit())]
+    max_frontends: u32,
+    /// Backends of all Services together
+    #[arg(long, value_name = "N", default_value_t = Limits::default().backends, value_parser = limit())]
+    max_backends: u32,
+    /// Slots of all backend tables together
+    #[arg(long, value_name = "N", default_value_t = Limits::default().slots, value_parser = limit())]
+    max_table_slots: u32,
+    /// Clients with session affinity
+    #[arg(long, value_name = "N", default_value_t = Limits::default().affinity, value_parser = limit())]
+    max_affinity: u32,
+    /// Peers that unconnected UDP sockets talk to
+    #[arg(long, value_name = "N", default_value_t = Limits::default().peers, value_parser = limit())]
+    max_peers: u32,
+    /// Networks of all loadBalancerSourceRanges together
+    #[arg(long, value_name = "N", default_value_t = Limits::default().source_ranges, value_parser = limit())]
+    max_source_ranges: u32,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AlgorithmArg {
+    Random,
+    RoundRobin,
+    LeastConnections,
+    Maglev,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormatArg {
+    Text,
+    Json,
+}
+
+impl AgentArgs {
+    /// Starts logging and runs the agent until it is told to stop.
+    pub fn run(self) -> anyhow::Result<()> {
+        let format = match self.log_format {
+            LogFormatArg::Text => LogFormat::Text,
+            LogFormatArg::Json => LogFormat::Json,
+        };
+        logging::start(format, &self.log_level)?;
+        run::run(self.into_options()?)
+    }
+
+    /// The options, checked as far as that needs more than one flag or the host's name.
+    pub fn into_options(self) -> anyhow::Result<AgentOptions> {
+        let external_ips = match (self.allow_service_external_ips, self.external_ip_cidrs) {
+            (false, _) => ExternalIps::Deny,
+            (true, cidrs) if cidrs.is_empty() => ExternalIps::Allow,
+            (true, cidrs) => ExternalIps::Within(cidrs),
+        };
+        Ok(AgentOptions {
+            source: match self.manifests {
+                Some(directory) => SourceOptions::Manifests(directory),
+                None => SourceOptions::Kubernetes { kubeconfig: self.kubeconfig, api_servers: self.api_servers },
+            },
+            node_name: node_name(self.node_name)?,
+            paths: self.host.paths(),
+            cgroup_root: self.cgroup_root,
+            devices: self.devices,
+            healthz_bind_address: bind_address("--healthz-bind-address", &self.healthz_bind_address, 10256)?,
+            metrics_bind_address: bind_address("--metrics-bind-address", &self.metrics_bind_address, 10249)?,
+            limits: self.limits.into(),
+            plan: PlanOptions {
+                algorithm: self.lb_algorithm.into(),
+                maglev_size: self.maglev_table_size,
+                external_ips,
+                loopback_node_ports: self.loopback_nodeports,
+                refuse_unknown_ports: self.refuse_unknown_ports,
+            },
+            node_port_addresses: node_port_addresses(&self.nodeport_addresses)?,
+            skip_services: self.skip_services.into_iter().collect(),
+            host_sockets_only: self.host_sockets_only,
+            bind_protection: self.bind_protection,
+            close_tcp: self.close_tcp,
+        })
+    }
+}
+
+impl From<LimitArgs> for Limits {
+    fn from(args: LimitArgs) -> Self {
+        Self {
+            frontends: args.max_frontends,
+            backends: args.max_backends,
+            slots: args.max_table_slots,
+            affinity: args.max_affinity,
+            peers: args.max_peers,
+            source_ranges: args.max_source_ranges,
+        }
+    }
+}
+
+impl From<AlgorithmArg> for Algorithm {
+    fn from(arg: AlgorithmArg) -> Self {
+        match arg {
+            AlgorithmArg::Random => Self::Random,
+            AlgorithmArg::RoundRobin => Self::RoundRobin,
+            AlgorithmArg::LeastConnections => Self::LeastConnections,
+            AlgorithmArg::Maglev => Self::Maglev,
+        }
+    }
+}
+
+/// The kernel allows more entries; beyond this a typing mistake is likelier than a wish.
+fn limit() -> RangedU64ValueParser<u32> {
+    RangedU64ValueParser::new().range(1..=16_777_216)
+}
+
+fn node_name(given: Option<String>) -> anyhow::Result<String> {
+    let name = match given {
+        Some(name) => name.trim().to_owned(),
+        // The kubelet's default name is the host name in lower case too.
+        None => fs::read_to_string("/proc/sys/kernel/hostname")
+            .context("cannot read the host name; name this node with --node-name")?
+            .trim()
+            .to_lowercase(),
+    };
+    ensure!(!name.is_empty(), "the node's name is empty; name this node with --node-name or NODE_NAME");
+    Ok(name)
+}
+
+/// `semantics.md` BA-1 to BA-5: the port may be missing.
+fn bind_address(flag: &str, text: &str, port: u16) -> anyhow::Result<Option<SocketAddr>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let with_port = |_: AddrParseError| text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, port));
+    let address = text.parse::<SocketAddr>().or_else(with_port);
+    address.map(Some).with_context(|| format!("{flag}: {text:?} is no address, nor an address and a port"))
+}
+
+fn node_port_addresses(texts: &[String]) -> anyhow::Result<NodePortAddresses> {
+    let networks = texts.iter().filter(|t| *t != "primary" && !t.is_empty());
+    let networks: Vec<IpNet> = networks
+        .map(|t| t.parse().with_context(|| format!("--nodeport-addresses: {t:?} is no network such as 192.0.2.0/24")))
+        .collect::<anyhow::Result<_>>()?;
+    let primary = texts.iter().any(|t| t == "primary");
+    ensure!(!primary || networks.is_empty(), "--nodeport-addresses: either \"primary\" or networks, not both");
+    Ok(if networks.is_empty() { NodePortAddresses::Primary } else { NodePortAddresses::Within(networks) })
+}
+
+fn api_server(text: &str) -> Result<http::Uri, String> {
+    let uri: http::Uri = text.parse().map_err(|e| format!("{e}"))?;
+    if matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|h| !h.is_empty()) {
+        return Ok(uri);
+    }
+    Err("expected a URL such as https://192.0.2.1:6443".to_owned())
+}
+
+fn service_name(text: &str) -> Result<ServiceName, String> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(ServiceName::new(namespace, name))
+        }
+        Some(_) | None => Err("expected NAMESPACE/NAME".to_owned()),
+    }
+}
+
+fn prime(text: &str) -> Result<u32, String> {
+    let n: u32 = text.parse().map_err(|e| format!("{e}"))?;
+    let is_prime = n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d));
+    if is_prime && (3..=1_048_573).contains(&n) {
+        return Ok(n);
+    }
+    Err("expected a prime from 3 to 1048573, such as 251, 1021, 4093, 16381 or 65521".to_owned())
+}
+
+#[cfg(test)]
+mod tests;

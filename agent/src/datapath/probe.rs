@@ -1,0 +1,1 @@
+//! What this kernel and host can do.

@@ -1,0 +1,33 @@
+//! Logging: to stderr, as text for people or JSON for collectors.
+
+use std::io::{self, IsTerminal as _};
+
+use anyhow::Context as _;
+use tracing_subscriber::EnvFilter;
+
+use crate::render::colours_wanted;
+
+/// How a line looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Starts logging. `level` is one of trace, debug, info, warn, error, or directives such as `info,sheave_agent=debug`.
+///
+/// # Errors
+///
+/// When `level` is neither.
+pub fn start(format: LogFormat, level: &str) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(level).with_context(|| format!("{level:?} is no log level"))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match format {
+        LogFormat::Text => builder.with_ansi(colours_wanted(io::stderr().is_terminal())).init(),
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! What the operator chose, validated. Says nothing of flags: [`cli`](crate::cli) fills it in, tests write it down.
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use ipnet::IpNet;
+
+use crate::{model::ServiceName, plan::group::PlanOptions};
+
+/// Everything [`run`](crate::run::run) needs to know.
+#[derive(Clone, Debug)]
+pub struct AgentOptions {
+    /// Where objects come from.
+    pub source: SourceOptions,
+    /// This node's name, never empty.
+    pub node_name: String,
+    /// Where the agent leaves its traces on the host.
+    pub paths: HostPaths,
+    /// Root of the cgroup v2 tree whose sockets are translated; `None` = found from the mounts.
+    pub cgroup_root: Option<PathBuf>,
+    /// Network devices of the packet path; empty = chosen by the agent.
+    pub devices: Vec<String>,
+    /// Address of `/healthz`, `/livez` and `/readyz`; `None` = not served.
+    pub healthz_bind_address: Option<SocketAddr>,
+    /// Address of `/metrics`; `None` = not served.
+    pub metrics_bind_address: Option<SocketAddr>,
+    /// Sizes of the kernel maps.
+    pub limits: Limits,
+    /// What the plan depends on.
+    pub plan: PlanOptions,
+    /// On which of the node's addresses NodePorts answer.
+    pub node_port_addresses: NodePortAddresses,
+    /// Services that are left alone.
+    pub skip_services: BTreeSet<ServiceName>,
+    /// Only sockets of the host's network namespace are translated (`semantics.md` F53).
+    pub host_sockets_only: bool,
+    /// Processes on this node may not bind to a NodePort (`semantics.md` F40).
+    pub bind_protection: bool,
+    /// TCP connections to a removed backend are closed, not only UDP sockets.
+    pub close_tcp: bool,
+}
+
+/// Where objects come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceOptions {
+    /// A watched directory of YAML manifests.
+    Manifests(PathBuf),
+    /// A Kubernetes API server.
+    Kubernetes {
+        /// Credentials and address; `None` = the pod's service account.
+        kubeconfig: Option<PathBuf>,
+        /// Addresses that replace the kubeconfig's, tried in order; empty = the kubeconfig's.
+        api_servers: Vec<http::Uri>,
+    },
+}
+
+/// Where the agent leaves its traces on the host. Two agents with different ones are two nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPaths {
+    /// A mounted BPF filesystem, or a directory in one.
+    pub bpffs: PathBuf,
+    /// Directory of the API socket and the lock.
+    pub run_dir: PathBuf,
+}
+
+impl HostPaths {
+    /// `bpffs` where nothing else is said.
+    pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
+    /// `run_dir` where nothing else is said.
+    pub const DEFAULT_RUN_DIR: &str = "/run/sheave";
+
+    /// The unix socket that `svc` and `status` ask.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join("agent.sock")
+    }
+
+    /// The file that a running agent holds locked.
+    #[must_use]
+    pub fn lock(&self) -> PathBuf {
+        self.run_dir.join("lock")
+    }
+}
+
+impl Default for HostPaths {
+    fn default() -> Self {
+        Self { bpffs: Path::new(Self::DEFAULT_BPFFS).to_owned(), run_dir: Path::new(Self::DEFAULT_RUN_DIR).to_owned() }
+    }
+}
+
+/// Entries that each map can hold. Arrays are paid for when written; hashes when made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Addresses and ports that Services answer on.
+    pub frontends: u32,
+    /// Backend ids, those at rest included.
+    pub backends: u32,
+    /// Slots of all table runs together.
+    pub slots: u32,
+    /// Clients with session affinity.
+    pub affinity: u32,
+    /// Peers that unconnected UDP sockets talk to.
+    pub peers: u32,
+    /// Networks of all loadBalancerSourceRanges together.
+    pub source_ranges: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            frontends: 65_536,
+            backends: 262_144,
+            slots: 1_048_576,
+            affinity: 65_536,
+            peers: 65_536,
+            source_ranges: 65_536,
+        }
+    }
+}
+
+/// On which of the node's addresses NodePorts answer (`semantics.md` 12.5).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// The addresses of this node's Node object.
+    #[default]
+    Primary,
+    /// Every address of an interface inside one of these networks.
+    Within(Vec<IpNet>),
+}
