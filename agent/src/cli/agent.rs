@@ -19,7 +19,10 @@ use crate::{
     logging::{self, LogFormat},
     model::{Algorithm, ServiceName},
     options::{AgentOptions, Limits, NodePortAddresses, SourceOptions},
-    plan::group::{ExternalIps, PlanOptions},
+    plan::{
+        group::{ExternalIps, PlanOptions},
+        maglev,
+    },
     run,
 };
 
@@ -76,8 +79,8 @@ pub struct AgentArgs {
     #[arg(long, value_enum, value_name = "NAME", default_value_t = AlgorithmArg::Random, help_heading = "Services")]
     lb_algorithm: AlgorithmArg,
     /// Slots of a Maglev table: a prime, at best a hundred times the largest number of endpoints
-    #[arg(long, value_name = "PRIME", default_value_t = 16_381, value_parser = prime, help_heading = "Services")]
-    maglev_table_size: u32,
+    #[arg(long, value_name = "PRIME", default_value = "16381", help_heading = "Services")]
+    maglev_table_size: maglev::Size,
     /// Node addresses on which NodePorts answer: networks, or "primary" for those of the Node object
     #[arg(
         long,
@@ -288,15 +291,6 @@ fn service_name(text: &str) -> Result<ServiceName, String> {
         }
         Some(_) | None => Err("expected NAMESPACE/NAME".to_owned()),
     }
-}
-
-fn prime(text: &str) -> Result<u32, String> {
-    let n: u32 = text.parse().map_err(|e| format!("{e}"))?;
-    let is_prime = n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d));
-    if is_prime && (3..=1_048_573).contains(&n) {
-        return Ok(n);
-    }
-    Err("expected a prime from 3 to 1048573, such as 251, 1021, 4093, 16381 or 65521".to_owned())
 }
 
 #[cfg(test)]
