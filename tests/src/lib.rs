@@ -1,1 +1,24 @@
-//! Harness.
+//! The harness: nodes, pods and an outside client made of network namespaces and cgroups on this host, a real agent
+//! on each node, and programs that dial and answer. See `docs/testing.md` for the picture.
+//!
+//! A test begins with [`lab::Lab::new`], which skips it (loudly) where this host cannot run it, and ends by dropping
+//! the lab, which removes everything it made, also when the test panics.
+
+pub mod agent;
+pub mod client;
+pub mod echo;
+pub mod lab;
+pub mod leftovers;
+pub mod node;
+pub mod objects;
+pub mod place;
+pub mod wait;
+
+use std::io::Write;
+
+/// Says that the running test is skipped, and why. The caller then returns. `cargo xtask test` counts these lines.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    // Not `println!`: libtest would swallow it, since the test passes as far as it knows.
+    let _ = writeln!(std::io::stdout(), "SKIPPED {}: {reason}", thread.name().unwrap_or("a test"));
+}

@@ -1,2 +1,47 @@
-//! xtask
-fn main() {}
+//! Everything a developer runs, as `cargo xtask COMMAND`. Needs nothing but a stable Rust to build itself; whatever
+//! the rest of the workspace needs, `setup` finds or installs.
+
+mod demo;
+mod lint;
+mod root;
+mod setup;
+mod suites;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Builds, shows, tests sheave")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Find or install what building and testing needs; may be repeated, resumes where it was stopped
+    Setup,
+    /// Build the agent and the test programs
+    Build {
+        /// With optimisations, the agent alone
+        #[arg(long)]
+        release: bool,
+    },
+    /// Two nodes, some pods, an outside client: watch sheave at work
+    Demo(demo::Args),
+    /// Run the tests: without an argument everything that CI runs
+    Test(suites::Args),
+    /// Check what no compiler checks: layering, unsafe budget, links of the documentation
+    Tidy,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Setup => setup::toolchain().map(|_| ()),
+        Command::Build { release: false } => setup::toolchain()?.build_workspace(),
+        Command::Build { release: true } => setup::toolchain()?.build_release(),
+        Command::Demo(args) => demo::run(&args),
+        Command::Test(args) => suites::run(&args),
+        Command::Tidy => tidy::run(),
+    }
+}

@@ -1,0 +1,242 @@
+//! A running agent, and what `svc` and `lb` say about it.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde::de::DeserializeOwned;
+use sheave_agent::view::{Items, LbView, ServiceView, StatusView};
+
+use crate::{
+    place::{Place, program},
+    wait::{SOON, eventually},
+};
+
+/// Loading the programs takes a second or two on a busy machine.
+const START: Duration = Duration::from_secs(30);
+
+/// Where an agent reads and writes.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// `--manifests`
+    pub manifests: PathBuf,
+    /// `--cgroup-root`
+    pub cgroup: PathBuf,
+    /// `--bpffs`
+    pub bpffs: PathBuf,
+    /// `--run-dir`
+    pub run: PathBuf,
+    /// Its stderr, of all its lives.
+    pub log: PathBuf,
+}
+
+/// An agent; killed when dropped, as a crash would.
+#[derive(Debug)]
+pub struct Agent {
+    name: String,
+    place: Place,
+    paths: Paths,
+    flags: Vec<String>,
+    child: Child,
+}
+
+impl Agent {
+    pub(crate) fn start(name: &str, place: &Place, paths: &Paths, flags: &[&str]) -> Result<Self> {
+        let flags: Vec<_> = flags.iter().map(ToString::to_string).collect();
+        let child = spawn(name, place, paths, &flags)?;
+        let mut agent = Self { name: name.into(), place: place.clone(), paths: paths.clone(), flags, child };
+        agent.ready()?;
+        Ok(agent)
+    }
+
+    /// Waits until it has read everything and the kernel has it.
+    fn ready(&mut self) -> Result<()> {
+        let ready = eventually("the agent is ready", START, || {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Err(status));
+            }
+            let status = self.status()?;
+            ensure!(status.synced && status.frontends == status.frontends_programmed, "it says {status:?}");
+            Ok(Ok(()))
+        });
+        match ready {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(status)) => bail!("the agent ended ({status}):\n{}", self.log()),
+            Err(error) => Err(error.context(self.log())),
+        }
+    }
+
+    /// SIGKILL: nothing can be tidied up. The kernel goes on with what it has.
+    ///
+    /// # Errors
+    /// When the process cannot be waited for.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// SIGTERM; waits for its end.
+    ///
+    /// # Errors
+    /// When it does not end in time, or with a failure.
+    pub fn terminate(&mut self) -> Result<()> {
+        kill(self.pid(), Signal::SIGTERM)?;
+        let status = eventually("the agent ends", SOON, || self.child.try_wait()?.context("it runs"))?;
+        ensure!(status.success(), "after SIGTERM the agent ended with {status}:\n{}", self.log());
+        Ok(())
+    }
+
+    /// Starts it again with the same flags; waits until it is ready.
+    ///
+    /// # Errors
+    /// When it ends or does not get ready.
+    pub fn restart(&mut self) -> Result<()> {
+        self.child = spawn(&self.name, &self.place, &self.paths, &self.flags)?;
+        self.ready()
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).unwrap_or(i32::MAX))
+    }
+
+    /// Everything it has logged, of all its lives.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.paths.log).unwrap_or_default()
+    }
+
+    /// Runs a command of the command line against it, on its node.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn sheave(&self, args: &[&str]) -> Result<String> {
+        let [run, bpffs] = [&self.paths.run, &self.paths.bpffs].map(|path| path.to_string_lossy().into_owned());
+        let place = match args.first() {
+            Some(&"lb") => ["--bpffs", &bpffs],
+            _ => ["--run-dir", &run],
+        };
+        self.place.run(program("sheave")?, &[args, &place].concat())
+    }
+
+    /// `sheave status`
+    ///
+    /// # Errors
+    /// When the agent does not answer.
+    pub fn status(&self) -> Result<StatusView> {
+        self.json(&["status", "-o", "json"])
+    }
+
+    /// `sheave svc list -A`: what it wants.
+    ///
+    /// # Errors
+    /// When the agent does not answer.
+    pub fn services(&self) -> Result<Vec<ServiceView>> {
+        Ok(self.json::<Items<ServiceView>>(&["svc", "list", "-A", "-o", "json"])?.items)
+    }
+
+    /// `sheave lb list`: what the kernel has.
+    ///
+    /// # Errors
+    /// When the maps cannot be read.
+    pub fn kernel(&self) -> Result<Vec<LbView>> {
+        Ok(self.json::<Items<LbView>>(&["lb", "list", "-o", "json"])?.items)
+    }
+
+    fn json<T: DeserializeOwned>(&self, args: &[&str]) -> Result<T> {
+        let text = self.sheave(args)?;
+        serde_json::from_str(&text).with_context(|| format!("sheave {} said {text}", args.join(" ")))
+    }
+
+    /// Waits until both lists show exactly these frontends of a service (namespace `t`), in any order.
+    ///
+    /// A line is `"10.96.0.20:80/TCP → 10.244.1.10:8080 10.244.1.11:8080"`, with the backends that new connections
+    /// may go to in order of their texts; `"10.96.0.20:80/TCP → refused"` or `"… → dropped"` when there is none.
+    ///
+    /// # Errors
+    /// The last difference, with both lists.
+    pub fn expect(&self, service: &str, lines: &[&str]) -> Result<()> {
+        let mut expected: Vec<_> = lines.iter().map(ToString::to_string).collect();
+        expected.sort();
+        eventually(&format!("{service} is programmed"), SOON, || {
+            let wanted = self.wanted(service)?;
+            ensure!(wanted == expected, "svc list has {wanted:#?}, not {expected:#?}");
+            let kernel = self.programmed(service)?;
+            ensure!(kernel == expected, "lb list has {kernel:#?}, not {expected:#?}");
+            Ok(())
+        })
+    }
+
+    /// The lines of `svc list`; a verdict is read off the number of backends.
+    fn wanted(&self, service: &str) -> Result<Vec<String>> {
+        let mut lines = Vec::new();
+        for view in self.services()?.iter().filter(|view| view.name == service) {
+            for frontend in &view.frontends {
+                let selected = frontend.backends.iter().filter(|b| b.selected);
+                let backends = selected.map(|b| endpoint(&b.address, b.port)).collect();
+                let none = if frontend.ready == 0 { "refused" } else { "dropped" };
+                lines.push(line(&frontend.address, frontend.port, &frontend.protocol, backends, none));
+                ensure!(frontend.programmed, "{service}: {frontend:?} is not programmed");
+            }
+        }
+        lines.sort();
+        Ok(lines)
+    }
+
+    /// The lines of `lb list`, as traffic from inside the cluster sees them.
+    fn programmed(&self, service: &str) -> Result<Vec<String>> {
+        let name = format!("t/{service}");
+        let mut lines = Vec::new();
+        let kernel = self.kernel()?;
+        for row in kernel.iter().filter(|row| row.service.as_ref() == Some(&name) && row.scope != "external") {
+            let backends = row.backends.iter().map(|b| endpoint(&b.address, b.port)).collect();
+            let none = match row.verdict.as_str() {
+                "reject" => "refused",
+                "drop" => "dropped",
+                _ => "nowhere",
+            };
+            lines.push(line(&row.address, row.port, &row.protocol, backends, none));
+        }
+        lines.sort();
+        Ok(lines)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if self.place.mortal {
+            let _ = self.kill();
+        }
+    }
+}
+
+fn spawn(name: &str, place: &Place, paths: &Paths, flags: &[String]) -> Result<Child> {
+    let log = File::options().create(true).append(true).open(&paths.log).context("cannot open the agent's log")?;
+    let mut command = place.command(program("sheave")?)?;
+    command.arg("agent").args(["--node-name", name]);
+    command.arg("--manifests").arg(&paths.manifests).arg("--cgroup-root").arg(&paths.cgroup);
+    command.arg("--bpffs").arg(&paths.bpffs).arg("--run-dir").arg(&paths.run).args(flags);
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    command.spawn().context("cannot start the agent")
+}
+
+/// One line of [`Agent::expect`].
+fn line(address: &str, port: u16, protocol: &str, mut backends: Vec<String>, none: &str) -> String {
+    backends.sort();
+    let to = if backends.is_empty() { none.to_owned() } else { backends.join(" ") };
+    format!("{}/{protocol} → {to}", endpoint(address, port))
+}
+
+fn endpoint(address: &str, port: u16) -> String {
+    if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") }
+}

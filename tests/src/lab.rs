@@ -1,0 +1,176 @@
+//! A cluster's network on one host.
+//!
+//! ```text
+//!   outside 198.51.100.10 ── fabric (router and switch) ─┬─ n1 192.0.2.11 ── pods 10.244.1.0/24
+//!           2001:db8:100::10                             └─ n2 192.0.2.12 ── pods 10.244.2.0/24, 2001:db8:2::/64
+//! ```
+//!
+//! The fabric routes load-balancer addresses where a test says; it knows no pod address, so that an answer which
+//! leaves a node with a pod's address is lost, as it would be in a cloud.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Once,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use anyhow::{Context, Result};
+use nix::unistd::geteuid;
+
+use crate::{
+    leftovers,
+    node::{Node, Spot},
+    objects::{self, Object},
+    place::Place,
+    skip,
+};
+
+/// Nodes, an outside client, and the manifests that stand for the cluster's API.
+#[derive(Debug)]
+pub struct Lab {
+    /// Prefix of everything it made.
+    pub name: String,
+    /// n1, n2 …
+    pub nodes: Vec<Node>,
+    /// 198.51.100.10 and 2001:db8:100::10, in no node's cgroup.
+    pub outside: Place,
+    /// Router and switch between them.
+    pub fabric: Place,
+    /// What `--manifests` of every agent names.
+    pub manifests: PathBuf,
+}
+
+impl Lab {
+    /// A lab of that many nodes, or `None` when this host cannot have one; the running test is then skipped.
+    ///
+    /// # Errors
+    /// When a namespace, device or cgroup cannot be made.
+    pub fn new(nodes: u8) -> Result<Option<Self>> {
+        static SWEPT: Once = Once::new();
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        if let Some(reason) = unfit() {
+            skip(reason);
+            return Ok(None);
+        }
+        SWEPT.call_once(leftovers::sweep);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Self::named(&format!("sheave-{}-{number}", std::process::id()), nodes, true).map(Some)
+    }
+
+    /// A lab of that name; what an older one of it left is removed first. Unless `mortal`, its processes outlive us.
+    ///
+    /// # Errors
+    /// When a namespace, device or cgroup cannot be made.
+    pub fn named(name: &str, nodes: u8, mortal: bool) -> Result<Self> {
+        leftovers::remove(name);
+        let guard = Cleanup(name);
+        let manifests = leftovers::folder(name).join("manifests");
+        fs::create_dir_all(&manifests).with_context(|| manifests.display().to_string())?;
+        let cgroup = leftovers::cgroup_root().context("no cgroup v2 tree is mounted")?.join(name);
+        let place = |part: &str| Place::new(format!("{name}-{part}"), cgroup.join(part), mortal);
+        let (fabric, outside) = (place("fabric")?, place("outside")?);
+        fabric.ip(&format!(
+            "link add br0 type bridge
+             addr add 192.0.2.1/24 dev br0
+             addr add 2001:db8::1/64 dev br0 nodad
+             link set br0 up
+             link add outside type veth peer name eth0 netns {}
+             addr add 198.51.100.1/24 dev outside
+             addr add 2001:db8:100::1/64 dev outside nodad
+             link set outside up",
+            outside.netns
+        ))?;
+        outside.ip("addr add 198.51.100.10/24 dev eth0
+             addr add 2001:db8:100::10/64 dev eth0 nodad
+             link set eth0 up
+             route add default via 198.51.100.1
+             -6 route add default via 2001:db8:100::1")?;
+        let spots = (1..=nodes).map(|number| Spot { lab: name.to_owned(), number, nodes });
+        let nodes = spots.map(|spot| Node::new(spot, &fabric, &manifests)).collect::<Result<Vec<_>>>()?;
+        std::mem::forget(guard); // from here on the lab's own drop cleans up
+        let lab = Self { name: name.to_owned(), nodes, outside, fabric, manifests };
+        for node in &lab.nodes {
+            lab.apply(&objects::node(node.number))?;
+        }
+        Ok(lab)
+    }
+
+    /// Node n1.
+    #[must_use]
+    pub fn n1(&self) -> &Node {
+        &self.nodes[0]
+    }
+
+    /// Node n2.
+    ///
+    /// # Panics
+    /// When the lab has one node.
+    #[must_use]
+    pub fn n2(&self) -> &Node {
+        &self.nodes[1]
+    }
+
+    /// Creates or changes an object of the cluster: one rename, seen whole by every agent.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn apply(&self, object: &impl Object) -> Result<()> {
+        let path = self.manifests.join(object.file());
+        let part = path.with_extension("part"); // no name that an agent reads
+        fs::write(&part, object.text()).and_then(|()| fs::rename(&part, &path)).with_context(|| object.file())
+    }
+
+    /// Deletes an object.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn delete(&self, object: &impl Object) -> Result<()> {
+        fs::remove_file(self.manifests.join(object.file())).with_context(|| object.file())
+    }
+
+    /// Routes an address or prefix from outside to a node, as a load balancer or BGP would.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn route(&self, prefix: &str, node: &Node) -> Result<()> {
+        let via = if prefix.contains(':') { node.v6.to_string() } else { node.v4.to_string() };
+        self.fabric.ip(&format!("route replace {prefix} via {via}"))
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.nodes.iter().for_each(Node::show_log);
+        }
+        if self.fabric.mortal {
+            leftovers::remove(&self.name);
+        }
+    }
+}
+
+/// Removes a half-made lab.
+struct Cleanup<'a>(&'a str);
+
+impl Drop for Cleanup<'_> {
+    fn drop(&mut self) {
+        leftovers::remove(self.0);
+    }
+}
+
+/// Why this host cannot have a lab.
+fn unfit() -> Option<&'static str> {
+    if !geteuid().is_root() {
+        return Some("network namespaces and BPF need root");
+    }
+    if leftovers::cgroup_root().is_none() {
+        return Some("no cgroup v2 tree is mounted");
+    }
+    if crate::place::ip(&["-Version"]).is_err() {
+        return Some("the program ip is missing (package iproute2)");
+    }
+    None
+}

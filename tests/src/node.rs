@@ -1,0 +1,185 @@
+//! A node and its pods.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+use nix::mount::{MsFlags, mount};
+
+use crate::{
+    agent::{Agent, Paths},
+    leftovers,
+    place::{Place, ip},
+};
+
+/// Which node of which lab.
+#[derive(Clone, Debug)]
+pub(crate) struct Spot {
+    pub(crate) lab: String,
+    pub(crate) number: u8,
+    pub(crate) nodes: u8,
+}
+
+/// A node: a network namespace with an uplink, a cgroup with its pods below it, a bpffs of its own.
+#[derive(Debug)]
+pub struct Node {
+    /// 1 for n1.
+    pub number: u8,
+    /// n1, n2 …
+    pub name: String,
+    /// 192.0.2.11 for n1.
+    pub v4: Ipv4Addr,
+    /// 2001:db8::11 for n1.
+    pub v6: Ipv6Addr,
+    /// Its host side; host-network pods are here, too.
+    pub host: Place,
+    paths: Paths,
+}
+
+/// A pod: a network namespace behind a veth pair, a cgroup below its node's.
+#[derive(Debug)]
+pub struct Pod {
+    /// Its address: 10.244.NODE.NUMBER.
+    pub v4: Ipv4Addr,
+    /// Its address: 2001:db8:NODE::NUMBER.
+    pub v6: Ipv6Addr,
+    /// Where its processes run.
+    pub place: Place,
+}
+
+impl Node {
+    /// Makes the node and connects it to the fabric and, by plain routes, to the pods of the other nodes.
+    pub(crate) fn new(spot: Spot, fabric: &Place, manifests: &Path) -> Result<Self> {
+        let Spot { lab, number, nodes } = spot;
+        let name = format!("n{number}");
+        let cgroup = leftovers::cgroup_root().context("no cgroup v2 tree is mounted")?.join(&lab).join(&name);
+        let host = Place::new(format!("{lab}-{name}"), cgroup.clone(), fabric.mortal)?;
+        fabric.ip(&format!(
+            "link add {name} type veth peer name eth0 netns {}\nlink set {name} master br0 up",
+            host.netns
+        ))?;
+        let (v4, v6) = addresses(number);
+        host.ip(&format!(
+            "addr add {v4}/24 dev eth0
+             addr add {v6}/64 dev eth0 nodad
+             link set eth0 up
+             route add default via 192.0.2.1
+             -6 route add default via 2001:db8::1"
+        ))?;
+        for other in (1..=nodes).filter(|other| *other != number) {
+            let (v4, v6) = addresses(other);
+            let routes = format!("route add 10.244.{other}.0/24 via {v4}\n-6 route add 2001:db8:{other}::/64 via {v6}");
+            host.ip(&routes)?;
+        }
+        let folder = leftovers::folder(&lab).join(&name);
+        let paths = Paths {
+            manifests: manifests.to_owned(),
+            cgroup,
+            bpffs: folder.join("bpf"),
+            run: folder.join("run"),
+            log: folder.join("agent.log"),
+        };
+        fs::create_dir_all(&paths.bpffs)?;
+        fs::create_dir_all(&paths.run)?;
+        mount(Some("bpf"), &paths.bpffs, Some("bpf"), MsFlags::empty(), None::<&str>)
+            .context("cannot mount a bpffs")?;
+        Ok(Self { number, name, v4, v6, host, paths })
+    }
+
+    /// Makes a pod with that last part of its address.
+    ///
+    /// # Errors
+    /// When a namespace, device or cgroup cannot be made.
+    pub fn pod(&self, number: u8) -> Result<Pod> {
+        let node = self.number;
+        let netns = format!("{}-{number}", self.host.netns);
+        let place = Place::new(netns, self.host.cgroup.join(format!("pod{number}")), self.host.mortal)?;
+        let v4 = Ipv4Addr::new(10, 244, node, number);
+        let v6 = v6(node.into(), number);
+        self.host.ip(&format!(
+            "link add pod{number} type veth peer name eth0 netns {}
+             addr add 10.244.{node}.1/32 dev pod{number}
+             addr add 2001:db8:{node}::1/128 dev pod{number} nodad
+             link set pod{number} up
+             route add {v4}/32 dev pod{number}
+             -6 route add {v6}/128 dev pod{number}",
+            place.netns
+        ))?;
+        place.ip(&format!(
+            "addr add {v4}/32 dev eth0
+             addr add {v6}/128 dev eth0 nodad
+             link set eth0 up
+             route add 10.244.{node}.1 dev eth0
+             route add default via 10.244.{node}.1
+             -6 route add 2001:db8:{node}::1 dev eth0
+             -6 route add default via 2001:db8:{node}::1"
+        ))?;
+        Ok(Pod { v4, v6, place })
+    }
+
+    /// Ends a pod's processes and takes its network away; the address is free for another pod then.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn remove(&self, pod: Pod) -> Result<()> {
+        leftovers::remove_cgroup(&pod.place.cgroup);
+        self.host.ip(&format!("link del pod{}", pod.v4.octets()[3]))?;
+        ip(&["netns", "del", &pod.place.netns])
+    }
+
+    /// Starts the agent and waits until it has read the manifests and programmed the kernel.
+    ///
+    /// # Errors
+    /// When it ends or does not get ready; its log is in the message.
+    pub fn agent(&self) -> Result<Agent> {
+        self.agent_with(&[])
+    }
+
+    /// The same, with more flags.
+    ///
+    /// # Errors
+    /// When it ends or does not get ready; its log is in the message.
+    pub fn agent_with(&self, flags: &[&str]) -> Result<Agent> {
+        Agent::start(&self.name, &self.host, &self.paths, flags)
+    }
+
+    /// Where the node's agent keeps things.
+    #[must_use]
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// Prints what the agent said, for a test that has failed.
+    pub(crate) fn show_log(&self) {
+        if let Ok(log) = fs::read_to_string(&self.paths.log) {
+            eprintln!("── agent of {}\n{log}", self.name);
+        }
+    }
+}
+
+impl Pod {
+    /// Its IPv4 address and a port.
+    #[must_use]
+    pub fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(IpAddr::V4(self.v4), port)
+    }
+
+    /// Its IPv6 address and a port.
+    #[must_use]
+    pub fn at6(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(IpAddr::V6(self.v6), port)
+    }
+}
+
+fn addresses(node: u8) -> (Ipv4Addr, Ipv6Addr) {
+    (Ipv4Addr::new(192, 0, 2, 10 + node), v6(0, 10 + node))
+}
+
+/// 2001:db8:SUBNET::NUMBER, with the decimal digits of the number, as people write such addresses.
+fn v6(subnet: u16, number: u8) -> Ipv6Addr {
+    let digits = u16::from_str_radix(&number.to_string(), 16).unwrap_or_default();
+    Ipv6Addr::new(0x2001, 0xdb8, subnet, 0, 0, 0, 0, digits)
+}

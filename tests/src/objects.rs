@@ -1,0 +1,249 @@
+//! Services, EndpointSlices and Nodes as tests write them: the one-line notation of the cases, as builders.
+//!
+//! ```text
+//! SVC web ip=10.96.0.20 [http 80/TCP]          Svc::new("web").ip("10.96.0.20").port("http", 80, "TCP")
+//! SLICE web-1 of web IPv4 [http 8080/TCP]      Slice::new("web-1", "web").port("http", 8080, "TCP")
+//!     { 10.244.1.10 n1 ready }                     .ready("10.244.1.10", "n1")
+//! ```
+
+use serde_json::{Value, json};
+
+/// Namespace of every object of the tests.
+pub const NAMESPACE: &str = "t";
+
+/// Something that can be applied to a lab.
+pub trait Object {
+    /// Name of its file among the manifests.
+    fn file(&self) -> String;
+    /// Its YAML. (JSON is YAML.)
+    fn text(&self) -> String;
+}
+
+/// A Service without a selector: the test writes the slices itself.
+#[derive(Clone, Debug)]
+pub struct Svc {
+    name: String,
+    spec: Value,
+    annotations: Value,
+}
+
+impl Svc {
+    /// A ClusterIP Service without address and ports.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self { name: name.into(), spec: json!({"clusterIPs": [], "ports": []}), annotations: json!({}) }
+    }
+
+    /// One more cluster IP; the first also stands in `clusterIP`. "None" makes it headless.
+    #[must_use]
+    pub fn ip(mut self, address: &str) -> Self {
+        push(&mut self.spec["clusterIPs"], json!(address));
+        let addresses = self.spec["clusterIPs"].as_array().map_or(&[][..], Vec::as_slice);
+        let families: Vec<_> =
+            addresses.iter().filter_map(Value::as_str).filter(|a| *a != "None").map(family).collect();
+        self.spec["clusterIP"] = self.spec["clusterIPs"][0].clone();
+        self.spec["ipFamilyPolicy"] = json!(if families.len() > 1 { "PreferDualStack" } else { "SingleStack" });
+        self.spec["ipFamilies"] = json!(families);
+        self
+    }
+
+    /// One more port.
+    #[must_use]
+    pub fn port(mut self, name: &str, port: u16, protocol: &str) -> Self {
+        push(
+            &mut self.spec["ports"],
+            json!({"name": name, "port": port, "protocol": protocol, "targetPort": target(name)}),
+        );
+        self
+    }
+
+    /// The node port of the port added last; the type becomes NodePort, unless it is LoadBalancer already.
+    #[must_use]
+    pub fn node_port(mut self, port: u16) -> Self {
+        if let Some(last) = self.spec["ports"].as_array_mut().and_then(|ports| ports.last_mut()) {
+            last["nodePort"] = json!(port);
+        }
+        if self.spec["type"] != "LoadBalancer" {
+            self.spec["type"] = json!("NodePort");
+        }
+        self
+    }
+
+    /// `sessionAffinity: ClientIP` with that timeout.
+    #[must_use]
+    pub fn affinity(self, seconds: u32) -> Self {
+        self.set("sessionAffinity", json!("ClientIP"))
+            .set("sessionAffinityConfig", json!({"clientIP": {"timeoutSeconds": seconds}}))
+    }
+
+    /// Any other field of the spec.
+    #[must_use]
+    pub fn set(mut self, field: &str, value: Value) -> Self {
+        self.spec[field] = value;
+        self
+    }
+
+    /// An annotation.
+    #[must_use]
+    pub fn annotate(mut self, key: &str, value: &str) -> Self {
+        self.annotations[key] = json!(value);
+        self
+    }
+}
+
+impl Object for Svc {
+    fn file(&self) -> String {
+        format!("service-{}.yaml", self.name)
+    }
+
+    fn text(&self) -> String {
+        let metadata = json!({"name": self.name, "namespace": NAMESPACE, "annotations": self.annotations});
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": self.spec}).to_string()
+    }
+}
+
+/// An EndpointSlice.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    name: String,
+    service: String,
+    family: Option<String>,
+    ports: Value,
+    endpoints: Value,
+    annotations: Value,
+}
+
+impl Slice {
+    /// A slice without ports and endpoints, of a service.
+    #[must_use]
+    pub fn new(name: &str, service: &str) -> Self {
+        let [name, service] = [name, service].map(str::to_owned);
+        Self { name, service, family: None, ports: json!([]), endpoints: json!([]), annotations: json!({}) }
+    }
+
+    /// One more port.
+    #[must_use]
+    pub fn port(mut self, name: &str, port: u16, protocol: &str) -> Self {
+        push(&mut self.ports, json!({"name": name, "port": port, "protocol": protocol}));
+        self
+    }
+
+    /// One more endpoint that takes new connections.
+    #[must_use]
+    pub fn ready(self, address: &str, node: &str) -> Self {
+        self.endpoint(address, node, json!({"ready": true, "serving": true, "terminating": false}))
+    }
+
+    /// One more endpoint that is neither ready nor serving.
+    #[must_use]
+    pub fn not_ready(self, address: &str, node: &str) -> Self {
+        self.endpoint(address, node, json!({"ready": false, "serving": false, "terminating": false}))
+    }
+
+    /// One more endpoint on its way out that still answers.
+    #[must_use]
+    pub fn terminating(self, address: &str, node: &str) -> Self {
+        self.endpoint(address, node, json!({"ready": false, "serving": true, "terminating": true}))
+    }
+
+    /// One more endpoint with these conditions.
+    #[must_use]
+    pub fn endpoint(mut self, address: &str, node: &str, conditions: Value) -> Self {
+        self.family.get_or_insert_with(|| family(address).into());
+        push(&mut self.endpoints, json!({"addresses": [address], "nodeName": node, "conditions": conditions}));
+        self
+    }
+
+    /// `addressType`, where it is not what the first address looks like.
+    #[must_use]
+    pub fn address_type(mut self, family: &str) -> Self {
+        self.family = Some(family.into());
+        self
+    }
+
+    /// An annotation.
+    #[must_use]
+    pub fn annotate(mut self, key: &str, value: &str) -> Self {
+        self.annotations[key] = json!(value);
+        self
+    }
+}
+
+impl Object for Slice {
+    fn file(&self) -> String {
+        format!("slice-{}.yaml", self.name)
+    }
+
+    fn text(&self) -> String {
+        let metadata = json!({
+            "name": self.name,
+            "namespace": NAMESPACE,
+            "labels": {"kubernetes.io/service-name": self.service},
+            "annotations": self.annotations,
+        });
+        json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": metadata,
+            "addressType": self.family.as_deref().unwrap_or("IPv4"),
+            "ports": self.ports,
+            "endpoints": self.endpoints,
+        })
+        .to_string()
+    }
+}
+
+/// Any object, as text.
+#[derive(Clone, Debug)]
+pub struct Text {
+    /// Name of the file.
+    pub file: String,
+    /// What stands in it.
+    pub text: String,
+}
+
+impl Object for Text {
+    fn file(&self) -> String {
+        self.file.clone()
+    }
+
+    fn text(&self) -> String {
+        self.text.clone()
+    }
+}
+
+/// The Node object of a node of the lab.
+#[must_use]
+pub fn node(number: u8) -> Text {
+    let digits = 10 + number;
+    let addresses = json!([
+        {"type": "InternalIP", "address": format!("192.0.2.{digits}")},
+        {"type": "InternalIP", "address": format!("2001:db8::{digits}")},
+        {"type": "Hostname", "address": format!("n{number}")},
+    ]);
+    let cidrs = [format!("10.244.{number}.0/24"), format!("2001:db8:{number}::/64")];
+    let labels = json!({"topology.kubernetes.io/zone": format!("zone-{number}")});
+    let text = json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": format!("n{number}"), "labels": labels},
+        "spec": {"podCIDR": cidrs[0], "podCIDRs": cidrs},
+        "status": {"addresses": addresses},
+    });
+    Text { file: format!("node-n{number}.yaml"), text: text.to_string() }
+}
+
+fn family(address: &str) -> &'static str {
+    if address.contains(':') { "IPv6" } else { "IPv4" }
+}
+
+/// A target port is only for the controller that makes slices; it must be valid nevertheless.
+fn target(name: &str) -> Value {
+    if name.is_empty() { json!(1) } else { json!(name) }
+}
+
+fn push(list: &mut Value, item: Value) {
+    if let Some(list) = list.as_array_mut() {
+        list.push(item);
+    }
+}

@@ -1,0 +1,183 @@
+//! Finds or installs the toolchain of the kernel side. Every step looks first, so a second run does nothing and a
+//! stopped one goes on where it was.
+//!
+//! The kernel side needs a Rust that has the sources of `core` (`-Z build-std`) and a bpf-linker made for the same
+//! LLVM. First choice is rustup's nightly; where rustup offers no `rust-src`, Debian 12's packages serve as well.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::root;
+
+/// Exact, like the versions of aya in `Cargo.toml`: the linker reads what that compiler writes.
+const LINKER: &str = "0.13.0";
+/// Name under which a distribution's compiler is linked into rustup.
+const LINKED: &str = "sheave-bpf";
+/// What Debian calls a recent Rust with its sources, and what bpf-linker needs to be built against its LLVM 22.
+const DEBIAN: [&str; 6] = ["rustc-web", "cargo-web", "rust-web-src", "llvm-22-dev", "libzstd-dev", "zlib1g-dev"];
+
+/// A toolchain that builds both sides.
+pub struct Toolchain {
+    /// Value of `SHEAVE_BPF_TOOLCHAIN`; `None` = rustup's nightly.
+    custom: Option<String>,
+    /// Folder of bpf-linker.
+    linker: PathBuf,
+}
+
+impl Toolchain {
+    /// cargo, in the workspace, with what the kernel side needs in its environment.
+    pub fn cargo(&self, args: &[&str]) -> Command {
+        let mut command = root::command("cargo", args);
+        let path = env::var_os("PATH").unwrap_or_default();
+        let path = [self.linker.clone()].into_iter().chain(env::split_paths(&path));
+        command.env("PATH", env::join_paths(path).expect("parts of a PATH make a PATH"));
+        match &self.custom {
+            Some(name) => command.env("SHEAVE_BPF_TOOLCHAIN", name),
+            None => command.env_remove("SHEAVE_BPF_TOOLCHAIN"),
+        };
+        command
+    }
+
+    /// Everything, in the one set of features that tests use too: the kernel side is built once.
+    pub fn build_workspace(&self) -> Result<()> {
+        root::run(&mut self.cargo(&["build", "--workspace", "--bins"]))
+    }
+
+    /// The agent as it is shipped.
+    pub fn build_release(&self) -> Result<()> {
+        root::run(&mut self.cargo(&["build", "--release", "-p", "sheave-agent"]))?;
+        println!("built {}", root::target().join("release/sheave").display());
+        Ok(())
+    }
+}
+
+/// The toolchain, installed if need be.
+pub fn toolchain() -> Result<Toolchain> {
+    components()?;
+    let custom = compiler()?;
+    let llvm = llvm_version(custom.as_deref())?;
+    let linker = linker(llvm)?;
+    programs();
+    Ok(Toolchain { custom, linker })
+}
+
+/// rustfmt and clippy, which minimal rustup profiles lack.
+fn components() -> Result<()> {
+    for (probe, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
+        if root::output("cargo", &[probe, "--version"]).is_none() {
+            println!("setup: adding {component}");
+            root::run(&mut root::command("rustup", &["component", "add", component]))?;
+        }
+    }
+    Ok(())
+}
+
+/// Which compiler builds the kernel side: the name of a rustup toolchain, `None` for nightly.
+fn compiler() -> Result<Option<String>> {
+    if let Ok(name) = env::var("SHEAVE_BPF_TOOLCHAIN") {
+        if !has_sources(&name) {
+            bail!(
+                "SHEAVE_BPF_TOOLCHAIN={name} is no rustup toolchain with the sources of core; unset it, or link one: \
+                 rustup toolchain link {name} PREFIX"
+            );
+        }
+        return Ok(Some(name));
+    }
+    if has_sources("nightly") {
+        return Ok(None);
+    }
+    if has_sources(LINKED) {
+        return Ok(Some(LINKED.into()));
+    }
+    println!("setup: asking rustup for a nightly with rust-src (up to a minute)");
+    let nightly = ["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"];
+    if root::run(&mut root::command("rustup", &nightly)).is_ok() && has_sources("nightly") {
+        return Ok(None);
+    }
+    println!("setup: no rust-src there; taking the distribution's compiler");
+    debian()?;
+    Ok(Some(LINKED.into()))
+}
+
+/// Debian's Rust under a rustup name.
+fn debian() -> Result<()> {
+    if !Path::new("/usr/bin/rustc").exists() || !Path::new("/usr/lib/rustlib/src/rust/library/core").exists() {
+        let by_hand = format!("apt-get install --no-install-recommends {}", DEBIAN.join(" "));
+        install(&DEBIAN).with_context(|| {
+            format!("install Rust nightly with rust-src by rustup, or on Debian 12 as root: {by_hand}")
+        })?;
+    }
+    root::run(&mut root::command("rustup", &["toolchain", "link", LINKED, "/usr"]))?;
+    if !has_sources(LINKED) {
+        bail!("/usr/bin/rustc has no sources beside it (/usr/lib/rustlib/src): install the package rust-web-src");
+    }
+    Ok(())
+}
+
+/// Whether that rustup toolchain exists and can build `core`.
+fn has_sources(toolchain: &str) -> bool {
+    root::output("rustup", &["run", toolchain, "rustc", "--print", "sysroot"])
+        .is_some_and(|sysroot| Path::new(&sysroot).join("lib/rustlib/src/rust/library/core/src/lib.rs").exists())
+}
+
+/// Major version of the LLVM that this compiler is made of.
+fn llvm_version(custom: Option<&str>) -> Result<u32> {
+    let toolchain = custom.unwrap_or("nightly");
+    let said = root::output("rustup", &["run", toolchain, "rustc", "-vV"]).unwrap_or_default();
+    said.lines()
+        .find_map(|line| line.strip_prefix("LLVM version: ")?.split('.').next()?.parse().ok())
+        .with_context(|| format!("`rustup run {toolchain} rustc -vV` names no LLVM version"))
+}
+
+/// Folder of a bpf-linker of the right version for that LLVM; built once into the cache.
+fn linker(llvm: u32) -> Result<PathBuf> {
+    let kept = root::cache()?.join(format!("bpf-linker-{LINKER}-llvm{llvm}"));
+    if is_linker(&kept.join("bin/bpf-linker")) {
+        return Ok(kept.join("bin"));
+    }
+    let config = PathBuf::from(format!("/usr/lib/llvm-{llvm}/bin"));
+    if !config.join("llvm-config").exists() {
+        let package = format!("llvm-{llvm}-dev");
+        install(&[&package, "libzstd-dev", "zlib1g-dev"])
+            .with_context(|| format!("bpf-linker is built against LLVM {llvm}: install {package}"))?;
+    }
+    println!("setup: building bpf-linker {LINKER} for LLVM {llvm}, once (1–3 min)");
+    let feature = format!("llvm-{llvm}");
+    let mut cargo = root::command("cargo", &["install", "bpf-linker", "--version", LINKER, "--no-default-features"]);
+    cargo.args(["--features", &feature, "--root"]).arg(&kept);
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths([config].into_iter().chain(env::split_paths(&path)))?;
+    // Its build must not see this workspace's wrappers or target folder.
+    root::run(cargo.env("PATH", path).env_remove("CARGO_TARGET_DIR"))?;
+    Ok(kept.join("bin"))
+}
+
+fn is_linker(program: &Path) -> bool {
+    root::output(&program.to_string_lossy(), &["--version"]).is_some_and(|said| said.ends_with(LINKER))
+}
+
+/// Programs that tests of the network run; without them those tests are skipped, so this only tries.
+fn programs() {
+    for (program, package) in [("ip", "iproute2"), ("nsenter", "util-linux"), ("bpftool", "bpftool")] {
+        let known = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].iter().any(|dir| Path::new(dir).join(program).exists());
+        if !known && install(&[package]).is_err() {
+            println!("setup: {program} is missing (package {package}); tests that need it are skipped");
+        }
+    }
+}
+
+/// Debian packages; fails where there is no apt or no right to use it.
+fn install(packages: &[&str]) -> Result<()> {
+    if !root::is_root() || !Path::new("/usr/bin/apt-get").exists() {
+        bail!("cannot install {}: not root, or no apt-get here", packages.join(" "));
+    }
+    println!("setup: installing {} (up to 2 min)", packages.join(" "));
+    root::run(&mut root::command("apt-get", &["-qq", "update"]))?;
+    let mut apt = root::command("apt-get", &["-qq", "install", "-y", "--no-install-recommends"]);
+    root::run(apt.args(packages).env("DEBIAN_FRONTEND", "noninteractive"))
+}

@@ -1,0 +1,241 @@
+//! `cargo xtask test`: runs every suite, then says in one table and one last line how it went.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    lint, root,
+    setup::{self, Toolchain},
+};
+
+/// What to test.
+#[derive(clap::Args)]
+pub struct Args {
+    /// lint, unit, load, netns, api …, or the name of one file in tests/tests; everything when not given
+    suite: Option<String>,
+    /// Run only tests whose names contain this
+    filter: Option<String>,
+    /// Tests of one file that run at the same time
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+}
+
+/// Results of one suite, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    time: Duration,
+}
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.time += other.time;
+    }
+}
+
+/// A program full of tests.
+#[derive(Debug, PartialEq, Eq)]
+struct Binary {
+    suite: String,
+    name: String,
+    path: PathBuf,
+}
+
+/// Runs what is asked for; an error when anything failed or nothing ran.
+pub fn run(args: &Args) -> Result<()> {
+    let toolchain = setup::toolchain()?;
+    let wanted = |suite: &str, name: &str| args.suite.as_deref().is_none_or(|s| s == suite || s == name);
+    let mut table = Vec::new();
+    if args.filter.is_none() {
+        for check in lint::CHECKS.iter().filter(|check| wanted("lint", check.name)) {
+            table.push(("lint".into(), check.name.to_owned(), run_check(check, &toolchain)));
+        }
+    }
+    if args.suite.as_deref() != Some("lint") {
+        toolchain.build_workspace()?;
+        for binary in binaries(&toolchain)?.into_iter().filter(|b| wanted(&b.suite, &b.name)) {
+            let tally = run_tests(&binary, args)?;
+            table.push((binary.suite, binary.name, tally));
+        }
+    }
+    let total = print(&table);
+    if total == (Tally { time: total.time, ..Tally::default() }) {
+        bail!("no test matches; `cargo xtask test` without a suite runs all of them");
+    }
+    println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
+    if total.failed > 0 {
+        std::process::exit(1); // the line above stays the last one
+    }
+    Ok(())
+}
+
+fn run_check(check: &lint::Check, toolchain: &Toolchain) -> Tally {
+    println!("── lint: {}", check.name);
+    let start = Instant::now();
+    let result = (check.run)(toolchain);
+    if let Err(error) = &result {
+        println!("{error:#}");
+    }
+    let failed = usize::from(result.is_err());
+    Tally { passed: 1 - failed, failed, skipped: 0, time: start.elapsed() }
+}
+
+/// Builds every program of tests and asks cargo where they are.
+fn binaries(toolchain: &Toolchain) -> Result<Vec<Binary>> {
+    println!("── building the tests");
+    let mut child = toolchain.cargo(&["test", "--workspace", "--no-run"]).stderr(Stdio::piped()).spawn()?;
+    let mut found = Vec::new();
+    for line in BufReader::new(child.stderr.take().context("cargo has no stderr")?).lines() {
+        let line = line?;
+        match executable(&line) {
+            Some(binary) => found.push(binary),
+            None => eprintln!("{line}"),
+        }
+    }
+    if !child.wait()?.success() {
+        bail!("the tests do not compile");
+    }
+    found.sort_by_key(|b| (rank(&b.suite), b.suite.clone(), b.name.clone()));
+    Ok(found)
+}
+
+/// Reads cargo's "Executable unittests src/lib.rs (target/debug/deps/name-hash)".
+fn executable(line: &str) -> Option<Binary> {
+    let (source, path) = line.trim_start().strip_prefix("Executable ")?.strip_suffix(')')?.split_once(" (")?;
+    let source = source.strip_prefix("unittests ").unwrap_or(source);
+    let path = PathBuf::from(path);
+    let krate = path.file_name()?.to_str()?.rsplit_once('-')?.0.to_owned();
+    let (suite, name) = match source.strip_prefix("tests/") {
+        None => ("unit".to_owned(), krate),
+        Some(_) => (suite_of(&krate).to_owned(), krate),
+    };
+    Some(Binary { suite, name, path: root::workspace().join(path) })
+}
+
+/// The level a file of tests/tests belongs to; what is not named here talks over network namespaces.
+fn suite_of(file: &str) -> &str {
+    match file {
+        "load" | "handover" => "load",
+        "scripts" | "manifests" => "script",
+        "api_server" => "api",
+        _ => "netns",
+    }
+}
+
+/// Cheap levels first: the first failure is then the simplest one.
+fn rank(suite: &str) -> usize {
+    ["unit", "script", "load", "netns", "api"].iter().position(|s| *s == suite).unwrap_or(usize::MAX)
+}
+
+/// Runs one program of tests; its output passes through.
+fn run_tests(binary: &Binary, args: &Args) -> Result<Tally> {
+    println!("── {}: {}", binary.suite, binary.name);
+    let start = Instant::now();
+    let mut command = Command::new(&binary.path);
+    command.args(&args.filter).args(["--test-threads", &args.threads.to_string()]);
+    command.current_dir(folder(binary)).env("SHEAVE_BIN_DIR", root::target().join("debug"));
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| binary.path.display().to_string())?;
+    let mut lines = Vec::new();
+    for line in BufReader::new(child.stdout.take().context("a test has no stdout")?).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        println!("{line}");
+        lines.push(line);
+    }
+    let status = child.wait()?;
+    Ok(Tally { time: start.elapsed(), ..tally(&lines, status) })
+}
+
+/// Where cargo would run it: in the folder of its crate.
+fn folder(binary: &Binary) -> PathBuf {
+    let folder = match binary.name.as_str() {
+        "sheave_agent" | "sheave" => "agent",
+        "sheave_ebpf" => "ebpf",
+        "xtask" => "xtask",
+        _ => "tests",
+    };
+    root::workspace().join(Path::new(folder))
+}
+
+/// Counts from what the program said. One that ends without a result line, or badly after a good one, has failed.
+fn tally(lines: &[String], status: ExitStatus) -> Tally {
+    let count = |line: &str, word: &str| -> Option<usize> {
+        line.split([';', '.']).find_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok())
+    };
+    let mut tally = Tally::default();
+    for line in lines {
+        if let Some(result) = line.strip_prefix("test result: ") {
+            tally.passed += count(result, "passed").unwrap_or(0);
+            tally.failed += count(result, "failed").unwrap_or(0);
+            tally.skipped += count(result, "ignored").unwrap_or(0);
+        }
+    }
+    let skipped = lines.iter().filter(|line| line.starts_with("SKIPPED ")).count().min(tally.passed);
+    tally.passed -= skipped; // libtest knows no skipping at run time: such a test "passed"
+    tally.skipped += skipped;
+    if !status.success() && tally.failed == 0 {
+        tally.failed = 1;
+    }
+    tally
+}
+
+/// The table; gives the sum.
+fn print(table: &[(String, String, Tally)]) -> Tally {
+    println!("\n{:<8} {:<24} {:>7} {:>7} {:>8} {:>8}", "SUITE", "NAME", "PASSED", "FAILED", "SKIPPED", "TIME");
+    let mut total = Tally::default();
+    for (suite, name, tally) in table {
+        let Tally { passed, failed, skipped, time } = tally;
+        let mark = if *failed > 0 { "  ← failed" } else { "" };
+        println!("{suite:<8} {name:<24} {passed:>7} {failed:>7} {skipped:>8} {:>7.1}s{mark}", time.as_secs_f64());
+        total.add(*tally);
+    }
+    println!();
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::{ExitStatus, Tally, executable, tally};
+
+    #[test]
+    fn cargo_names_the_programs_and_their_suites() {
+        for (line, expected) in [
+            ("  Executable unittests src/lib.rs (target/debug/deps/sheave_agent-0a1b)", Some(("unit", "sheave_agent"))),
+            ("  Executable tests/load.rs (target/debug/deps/load-0a1b)", Some(("load", "load"))),
+            ("  Executable tests/node_port.rs (target/debug/deps/node_port-0a1b)", Some(("netns", "node_port"))),
+            ("   Compiling sheave-tests v0.1.0 (/somewhere/tests)", None),
+        ] {
+            let found = executable(line);
+            assert_eq!(found.as_ref().map(|b| (b.suite.as_str(), b.name.as_str())), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn skipped_and_crashed_tests_are_not_passed_ones() {
+        let result = "test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s";
+        let failed = "test result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out";
+        let cases: [(&str, &[&str], i32, [usize; 3]); 4] = [
+            ("all well", &["test a ... ok", result], 0, [5, 0, 1]),
+            ("two skipped", &["SKIPPED a: no root", "SKIPPED b: no root", result], 0, [3, 0, 3]),
+            ("one failed", &[failed], 101 << 8, [4, 1, 0]),
+            ("killed before its result", &["test a ... ok"], 9, [0, 1, 0]),
+        ];
+        for (name, lines, status, [passed, failed, skipped]) in cases {
+            let lines: Vec<_> = lines.iter().map(ToString::to_string).collect();
+            let expected = Tally { passed, failed, skipped, ..Tally::default() };
+            assert_eq!(tally(&lines, ExitStatus::from_raw(status)), expected, "{name}");
+        }
+    }
+}
