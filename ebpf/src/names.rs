@@ -47,6 +47,4 @@ mod tests {
         }
         assert!(pad(&"x".repeat(64)).is_none() && pad(&"x".repeat(5000)).is_none());
     }
-    extern crate std;
-    use std::prelude::v1::*;
 }

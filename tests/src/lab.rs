@@ -87,7 +87,7 @@ impl Lab {
              addr add 2001:db8:100::10/64 dev eth0 nodad
              link set eth0 up
              route add default via 198.51.100.1
-             -6 route add default via 2001:db8:100::1")?;
+             route add default via 2001:db8:100::1")?;
         let spots = (1..=nodes).map(|number| Spot { lab: name.to_owned(), number, nodes });
         let nodes = spots.map(|spot| Node::new(spot, &fabric, &manifests)).collect::<Result<Vec<_>>>()?;
         std::mem::forget(guard); // from here on the lab's own drop cleans up

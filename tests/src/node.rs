@@ -67,11 +67,11 @@ impl Node {
              addr add {v6}/64 dev eth0 nodad
              link set eth0 up
              route add default via 192.0.2.1
-             -6 route add default via 2001:db8::1"
+             route add default via 2001:db8::1"
         ))?;
         for other in (1..=nodes).filter(|other| *other != number) {
             let (v4, v6) = addresses(other);
-            let routes = format!("route add 10.244.{other}.0/24 via {v4}\n-6 route add 2001:db8:{other}::/64 via {v6}");
+            let routes = format!("route add 10.244.{other}.0/24 via {v4}\nroute add 2001:db8:{other}::/64 via {v6}");
             host.ip(&routes)?;
         }
         let folder = leftovers::folder(&lab).join(&name);
@@ -94,18 +94,18 @@ impl Node {
     /// # Errors
     /// When a namespace, device or cgroup cannot be made.
     pub fn pod(&self, number: u8) -> Result<Pod> {
-        let node = self.number;
+        let Self { number: node, v4: host4, v6: host6, .. } = self;
         let netns = format!("{}-{number}", self.host.netns);
         let place = Place::new(netns, self.host.cgroup.join(format!("pod{number}")), self.host.mortal)?;
-        let v4 = Ipv4Addr::new(10, 244, node, number);
-        let v6 = v6(node.into(), number);
+        let v4 = Ipv4Addr::new(10, 244, *node, number);
+        let v6 = v6((*node).into(), number);
         self.host.ip(&format!(
             "link add pod{number} type veth peer name eth0 netns {}
              addr add 10.244.{node}.1/32 dev pod{number}
              addr add 2001:db8:{node}::1/128 dev pod{number} nodad
              link set pod{number} up
-             route add {v4}/32 dev pod{number}
-             -6 route add {v6}/128 dev pod{number}",
+             route add {v4}/32 dev pod{number} src {host4}
+             route add {v6}/128 dev pod{number} src {host6}",
             place.netns
         ))?;
         place.ip(&format!(
@@ -114,8 +114,8 @@ impl Node {
              link set eth0 up
              route add 10.244.{node}.1 dev eth0
              route add default via 10.244.{node}.1
-             -6 route add 2001:db8:{node}::1 dev eth0
-             -6 route add default via 2001:db8:{node}::1"
+             route add 2001:db8:{node}::1 dev eth0
+             route add default via 2001:db8:{node}::1"
         ))?;
         Ok(Pod { v4, v6, place })
     }

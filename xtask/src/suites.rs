@@ -145,6 +145,7 @@ fn run_tests(binary: &Binary, args: &Args) -> Result<Tally> {
     let mut command = Command::new(&binary.path);
     command.args(&args.filter).args(["--test-threads", &args.threads.to_string()]);
     command.current_dir(folder(binary)).env("SHEAVE_BIN_DIR", root::target().join("debug"));
+    command.env("RUST_LIB_BACKTRACE", "0"); // errors tell their story themselves
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| binary.path.display().to_string())?;
     let mut lines = Vec::new();
     for line in BufReader::new(child.stdout.take().context("a test has no stdout")?).split(b'\n') {
