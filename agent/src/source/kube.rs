@@ -1,0 +1,179 @@
+//! A cluster: which API servers to ask, as whom, and how that goes.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::Context;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+
+use super::{
+    Sender, SourceState,
+    convert::ConvertOptions,
+    decode::Kind,
+    report::Report,
+    watch::{Failure, Watch},
+};
+
+/// How to reach the API.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// A kubeconfig file; `None` = the service account of the pod.
+    pub kubeconfig: Option<PathBuf>,
+    /// URLs such as `https://10.0.0.1:6443`, asked in turn when one fails. Empty: the one of the kubeconfig or, in a
+    /// pod, of `KUBERNETES_SERVICE_HOST`. In a pod they should be given: that variable holds the ClusterIP of the API,
+    /// which works only while a proxy does (F61).
+    pub servers: Vec<String>,
+}
+
+/// Starts to watch Services, EndpointSlices and Nodes. An API server that is away is waited for.
+///
+/// # Errors
+/// When there are no credentials, or they or the URLs cannot be read.
+pub async fn start(access: Access, options: &ConvertOptions, events: Sender) -> anyhow::Result<()> {
+    let servers = access.connect().await?;
+    let waiting = Kind::ALL.map(|kind| Some(format!("No list of {}s has arrived yet.", kind.name())));
+    let cluster = Arc::new(Cluster {
+        access,
+        servers: Mutex::new(Servers { all: servers, current: 0 }),
+        health: Mutex::new(Health { report: Report::new(events.clone()), problems: waiting }),
+    });
+    cluster.tell(&mut lock(&cluster.health));
+    for kind in Kind::ALL {
+        tokio::spawn(Watch::new(kind, options.clone(), cluster.clone(), Report::new(events.clone())).run());
+    }
+    Ok(())
+}
+
+/// What the three watches share.
+pub struct Cluster {
+    access: Access,
+    servers: Mutex<Servers>,
+    health: Mutex<Health>,
+}
+
+/// An API server.
+#[derive(Clone)]
+pub struct Server {
+    /// Its URL.
+    pub url: Arc<str>,
+    /// Where requests to it go.
+    pub client: Client,
+}
+
+struct Servers {
+    all: Vec<Server>,
+    current: usize,
+}
+
+struct Health {
+    report: Report,
+    /// What is wrong with the watch of each kind.
+    problems: [Option<String>; Kind::ALL.len()],
+}
+
+impl Cluster {
+    /// Whom to ask now.
+    pub fn current(&self) -> Server {
+        let servers = lock(&self.servers);
+        servers.all[servers.current].clone()
+    }
+
+    /// The watch of `kind` knows what the API server knows.
+    pub fn in_step(&self, kind: Kind) {
+        let mut health = lock(&self.health);
+        health.problems[kind as usize] = None;
+        self.tell(&mut health);
+    }
+
+    /// The watch of `kind` failed at `server`: the next try is somebody else's, if it is the server's fault, or made
+    /// with fresh credentials, if it is ours.
+    pub async fn failed(&self, kind: Kind, server: &Server, failure: &Failure) {
+        let url = &server.url;
+        let sentence = match failure {
+            Failure::Refused(status) => {
+                format!("the API server {url} answered {} {}: {}", status.code, status.reason, status.message)
+            }
+            Failure::Unreachable(why) => format!("no use of the API server {url}: {why}"),
+        };
+        match failure {
+            Failure::Refused(status) if status.code == 401 => self.renew().await,
+            Failure::Refused(status) if status.code < 500 => {}
+            Failure::Refused(_) | Failure::Unreachable(_) => self.pass_over(url),
+        }
+        let mut health = lock(&self.health);
+        health.problems[kind as usize] = Some(format!("{}s are not being watched: {sentence}.", kind.name()));
+        self.tell(&mut health);
+    }
+
+    /// Moves on to the next server, unless another watch already has.
+    fn pass_over(&self, url: &Arc<str>) {
+        let mut servers = lock(&self.servers);
+        if servers.all[servers.current].url == *url {
+            servers.current = (servers.current + 1) % servers.all.len();
+        }
+    }
+
+    /// Reads the credentials again. Tokens in files are kept fresh by kube; certificates in a kubeconfig are not.
+    async fn renew(&self) {
+        match self.access.connect().await {
+            Ok(all) => lock(&self.servers).all = all, // as many as before: one a URL
+            Err(error) => tracing::debug!("credentials cannot be read again: {error:#}"),
+        }
+    }
+
+    fn tell(&self, health: &mut Health) {
+        let source = format!("kubernetes {}", self.current().url);
+        let problems = health.problems.iter().flatten().cloned().collect();
+        health.report.state(SourceState { source, problems });
+    }
+}
+
+/// What is behind the locks is whole after every statement, so a panic elsewhere cannot have spoilt it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Access {
+    /// A client for each server; none is dialled yet.
+    async fn connect(&self) -> anyhow::Result<Vec<Server>> {
+        let mut config = match &self.kubeconfig {
+            Some(path) => from_file(path).await.with_context(|| format!("cannot use kubeconfig {}", path.display()))?,
+            None => self.in_pod()?,
+        };
+        config.connect_timeout = Some(Duration::from_secs(5));
+        config.default_retry = false; // the watches have a rhythm of their own
+        let own = config.cluster_url.to_string();
+        let urls = if self.servers.is_empty() { std::slice::from_ref(&own) } else { &self.servers };
+        urls.iter().map(|url| server(url, config.clone())).collect()
+    }
+
+    fn in_pod(&self) -> anyhow::Result<Config> {
+        // With URLs of its own it does not need the variables that only pods have.
+        let config = if self.servers.is_empty() { Config::incluster_env() } else { Config::incluster_dns() };
+        config.context(
+            "there is no service account of a pod to use; outside of pods give --kubeconfig FILE, or --manifests DIR \
+             to do without a cluster",
+        )
+    }
+}
+
+async fn from_file(path: &Path) -> anyhow::Result<Config> {
+    let file = Kubeconfig::read_from(path)?;
+    Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
+}
+
+fn server(url: &str, mut config: Config) -> anyhow::Result<Server> {
+    config.cluster_url = url.parse().with_context(|| format!("{url:?} is no URL of an API server"))?;
+    anyhow::ensure!(
+        matches!(config.cluster_url.scheme_str(), Some("http" | "https")) && config.cluster_url.host().is_some(),
+        "{url:?} is no URL of an API server; write it like https://10.0.0.1:6443"
+    );
+    let client = Client::try_from(config).with_context(|| format!("cannot make a client for {url}"))?;
+    Ok(Server { url: url.trim_end_matches('/').into(), client })
+}
