@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Collected, Empty};
 use hyper::{Request, Response, StatusCode, body::Bytes, body::Incoming, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -98,7 +98,7 @@ impl Client {
         let response = sender.send_request(request).await.with_context(unreachable)?;
         if response.status() != StatusCode::OK {
             let status = response.status();
-            let body = response.into_body().collect().await.map(|b| b.to_bytes()).unwrap_or_default();
+            let body = response.into_body().collect().await.map(Collected::to_bytes).unwrap_or_default();
             bail!("the agent answered {status}: {}", String::from_utf8_lossy(&body).trim_end());
         }
         Ok(response)

@@ -95,12 +95,13 @@ impl ListArgs {
             }
         };
         let mut printer = Printer::new(self.format);
-        printer.print(&list())?;
-        while watch {
-            sleep(LOOK_AGAIN);
+        loop {
             printer.print(&list())?;
+            if !watch {
+                return Ok(());
+            }
+            sleep(LOOK_AGAIN);
         }
-        Ok(())
     }
 
     /// "namespace/name" of the Services that the selector means; `None` = all.
