@@ -1,6 +1,7 @@
 //! EndpointSlices, and the endpoints of one service port in one family (`semantics.md` 4.1, 14.5).
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -120,3 +121,15 @@ pub fn of_port<'a>(
     found.dedup_by_key(|e| e.target);
     found
 }
+
+/// Addresses of a Service's endpoints that run on `node` and are ready: what its load balancer asks about (4.8, 11.1).
+#[must_use]
+pub fn local_ready<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>, node: &str) -> BTreeSet<IpAddr> {
+    let offering = slices.into_iter().filter(|slice| !slice.ports.is_empty());
+    let local =
+        offering.flat_map(|slice| &slice.endpoints).filter(|e| !node.is_empty() && e.node.as_deref() == Some(node));
+    local.filter(|endpoint| endpoint.ready).map(|endpoint| endpoint.ip).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -190,3 +190,6 @@ impl State {
             && self.slices.values().all(|s| !s.is_empty())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -122,3 +122,6 @@ impl Level {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
