@@ -107,3 +107,6 @@ impl Problems {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -206,9 +206,10 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<ServicePort> 
         else {
             continue;
         };
-        let port = problems.port(format_args!("spec.ports[{i}].port"), api.port);
+        let port = u16::try_from(api.port).unwrap_or(0);
         if port == 0 {
-            problems.add(format_args!("spec.ports[{i}] has no port number, so it is ignored"));
+            problems
+                .add(format_args!("spec.ports[{i}].port is {}, which is no port number, so it is ignored", api.port));
         } else if name.len() > MAX_NAME {
             problems.add(format_args!("spec.ports[{i}].name is longer than 63 bytes, so the port is ignored"));
         } else if ports.iter().any(|p| *p.name == *name && p.protocol == protocol) {
