@@ -24,3 +24,20 @@ impl Backend {
 
 /// The endpoint runs on this node.
 pub const FLAG_LOCAL: u8 = 1;
+
+/// No backend: what a socket state holds whose connection goes into silence.
+pub const NO_BACKEND: u32 = u32::MAX;
+
+/// Bit of a `CONNECTIONS` word: the endpoint serves no more, datagram flows leave it (`semantics.md` 10.1). The agent
+/// sets and clears it with an atomic or, while the programs add and subtract below it.
+pub const RETIRED: u64 = 1 << 63;
+
+/// Live connections in a `CONNECTIONS` word. A connection closed after its counter was reset may take it below zero;
+/// that reads as none.
+#[inline(always)]
+#[must_use]
+pub const fn connections(word: u64) -> u64 {
+    // Sign-extend the 63 bits below the flag.
+    let count = ((word << 1) as i64) >> 1;
+    if count < 0 { 0 } else { count as u64 }
+}

@@ -39,7 +39,7 @@ pub mod maps {
     pub const TABLES: &str = "TABLES";
     /// Array, mapped into the agent: backend id → [`Backend`](crate::backend::Backend).
     pub const BACKENDS: &str = "BACKENDS";
-    /// Array of u64, mapped into the agent: backend id → live connections.
+    /// Array of u64, mapped into the agent: backend id → live connections and [`RETIRED`](crate::backend::RETIRED).
     pub const CONNECTIONS: &str = "CONNECTIONS";
     /// Array of u64: service id → next slot of round robin.
     pub const CURSORS: &str = "CURSORS";
@@ -90,10 +90,27 @@ pub mod meta {
 pub mod globals {
     /// u32: 1 where the kernel has `bpf_set_retval` (5.18); elsewhere a refused connect reads EPERM.
     pub const SET_RETVAL: &str = "SET_RETVAL";
-    /// u64: cookie of the host's network namespace; 0 = unknown, loopback NodePorts are then off.
+    /// u64: cookie of the host's network namespace; 0 = unknown, nothing then counts as a socket of the host.
     pub const HOST_NETNS: &str = "HOST_NETNS";
     /// u32: 1 = only sockets of the host's network namespace are translated (`semantics.md` F53).
     pub const HOST_ONLY: &str = "HOST_ONLY";
-    /// u32: 1 = connected UDP and TCP sockets are entered in `PEERS` too, so that the agent can close them.
+    /// u32: 1 = NodePorts answer on loopback in the host's network namespace (`semantics.md` F39).
+    pub const LOOPBACK_NODE_PORTS: &str = "LOOPBACK_NODE_PORTS";
+    /// u32: 1 = binding to a NodePort in the host's network namespace is refused (`semantics.md` F40).
+    pub const BIND_PROTECTION: &str = "BIND_PROTECTION";
+    /// u32: 1 = the discard addresses are routed into a device that swallows everything; 0 = a connection that must
+    /// meet silence fails with ETIMEDOUT at once.
+    pub const DISCARD: &str = "DISCARD";
+    /// u32: 1 = connected TCP sockets are entered in `PEERS` too, so that the agent can close them.
     pub const TRACK_TCP: &str = "TRACK_TCP";
+}
+
+/// Where connections go that must meet silence. The agent routes both addresses into a device that drops.
+pub mod discard {
+    use core::net::{Ipv4Addr, Ipv6Addr};
+
+    /// The IPv4 dummy address of RFC 7600.
+    pub const V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
+    /// In the discard-only prefix of RFC 6666.
+    pub const V6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 8);
 }

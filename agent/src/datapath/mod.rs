@@ -1,23 +1,149 @@
 //! The kernel's side of the agent: the only part that knows aya, bpf(2) and netlink.
+//!
+//! [`Datapath`] is everything that [`reconcile`](crate::reconcile) may do to the tables. Two implementations: kernel
+//! maps ([`kernel`]) and memory with seeded faults ([`fake`]); the same scenarios run on both.
 
+pub mod attach;
+pub mod discard;
+pub mod fake;
+pub mod kernel;
+pub mod link;
+pub mod load;
+pub mod pins;
 pub mod probe;
+pub mod words;
 
-use crate::{lb::ReadTables, options::HostPaths};
+use std::io;
 
-/// Opens the pinned maps for reading.
-///
-/// # Errors
-///
-/// When there are none, or they are not what this build expects.
-pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadTables>> {
-    anyhow::bail!("nothing is pinned below {}", paths.bpffs.display())
+use sheave_ebpf::{
+    backend::Backend,
+    frontend::{Frontend, FrontendKey},
+    names::ServiceName,
+    source_range::SourceRange,
+};
+
+/// What can go wrong below; typed where somebody branches.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A map has no room left.
+    #[error("map {map} is full ({capacity} entries); raise {flag}")]
+    NoSpace {
+        /// Name of the map.
+        map: &'static str,
+        /// Entries it holds at most.
+        capacity: u32,
+        /// The agent's flag that sets the capacity.
+        flag: &'static str,
+    },
+    /// A system call failed.
+    #[error("{call} failed: {source}")]
+    Kernel {
+        /// What was tried, on what.
+        call: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Pinned state that this build cannot use.
+    #[error("{0}")]
+    Incompatible(String),
 }
 
-/// Detaches and unpins everything; returns a line for each thing removed. `dry_run` only says what would be.
-///
-/// # Errors
-///
-/// When something could not be removed.
-pub fn cleanup(paths: &HostPaths, dry_run: bool) -> anyhow::Result<Vec<String>> {
-    anyhow::bail!("nothing is pinned below {} (dry run: {dry_run})", paths.bpffs.display())
+impl Error {
+    /// A failed call with what it was about.
+    pub fn kernel(call: impl Into<String>, source: io::Error) -> Self {
+        Self::Kernel { call: call.into(), source }
+    }
+}
+
+/// Shorthand.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Sizes of the maps, in entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// `FRONTENDS`, and service ids.
+    pub frontends: u32,
+    /// `BACKENDS`.
+    pub backends: u32,
+    /// `TABLES`.
+    pub slots: u32,
+    /// `AFFINITY`.
+    pub affinity: u32,
+    /// `PEERS`.
+    pub peers: u32,
+    /// `SOURCE_RANGES`.
+    pub source_ranges: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            frontends: 65_536,
+            backends: 262_144,
+            slots: 1_048_576,
+            affinity: 65_536,
+            peers: 65_536,
+            source_ranges: 65_536,
+        }
+    }
+}
+
+/// An LPM key: prefix length in bits, and the data.
+pub type RangeKey = (u32, SourceRange);
+
+/// The tables, one verb a method. Every write is idempotent; removing what is not there is success.
+pub trait Datapath {
+    /// Sizes of the maps.
+    fn limits(&self) -> Limits;
+
+    /// All frontends, in no order.
+    fn frontends(&self) -> Result<Vec<(FrontendKey, Frontend)>>;
+    /// Inserts a frontend, or lets it name another service. The caller sees to the grace period in between.
+    fn put_frontend(&mut self, key: &FrontendKey, value: &Frontend) -> Result<()>;
+    /// Removes a frontend.
+    fn remove_frontend(&mut self, key: &FrontendKey) -> Result<()>;
+
+    /// All names, by service id.
+    fn names(&self) -> Result<Vec<(u32, ServiceName)>>;
+    /// Names a service id.
+    fn put_name(&mut self, service: u32, name: &ServiceName) -> Result<()>;
+    /// The id stands for nobody any more.
+    fn remove_name(&mut self, service: u32) -> Result<()>;
+
+    /// All source ranges.
+    fn source_ranges(&self) -> Result<Vec<RangeKey>>;
+    /// Admits a network.
+    fn put_source_range(&mut self, range: &RangeKey) -> Result<()>;
+    /// Admits it no more.
+    fn remove_source_range(&mut self, range: &RangeKey) -> Result<()>;
+
+    /// A word of `SERVICES`; 0 beyond its end.
+    fn word(&self, index: u32) -> u64;
+    /// One store: the commit point.
+    fn put_word(&mut self, index: u32, word: u64) -> Result<()>;
+
+    /// A slot of `TABLES`: a backend id; 0 beyond its end.
+    fn slot(&self, index: u32) -> u32;
+    /// Writes a slot of a run that no word names yet.
+    fn put_slot(&mut self, index: u32, backend: u32) -> Result<()>;
+
+    /// A backend; [`Backend::UNUSED`] beyond the end.
+    fn backend(&self, id: u32) -> Backend;
+    /// Writes a backend that no run names yet.
+    fn put_backend(&mut self, id: u32, backend: &Backend) -> Result<()>;
+
+    /// The raw `CONNECTIONS` word of a backend.
+    fn connections(&self, id: u32) -> u64;
+    /// Sets or clears [`RETIRED`](sheave_ebpf::backend::RETIRED), leaving the count alone.
+    fn set_retired(&mut self, id: u32, retired: bool) -> Result<()>;
+    /// The id is about to be used afresh: no connections, not retired.
+    fn reset_connections(&mut self, id: u32) -> Result<()>;
+
+    /// A word of `META`.
+    fn meta(&self, index: u32) -> u64;
+    /// Writes a word of `META`.
+    fn put_meta(&mut self, index: u32, value: u64) -> Result<()>;
+
+    /// Waits until no program that runs now can still hold what it read before (some 10 ms).
+    fn grace_period(&mut self) -> Result<()>;
 }

@@ -1,0 +1,62 @@
+//! Where things are pinned: pure paths. bpffs refuses names with a dot.
+
+use std::path::{Path, PathBuf};
+
+use sheave_ebpf::ABI_VERSION;
+
+/// `<bpffs>/sheave/v<ABI>/{maps,links}/…`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pins {
+    /// `<bpffs>/sheave`: all versions.
+    pub base: PathBuf,
+    /// `<bpffs>/sheave/v<ABI>`: this version.
+    pub root: PathBuf,
+}
+
+impl Pins {
+    /// Below a mounted bpffs.
+    #[must_use]
+    pub fn below(bpffs: &Path) -> Self {
+        let base = bpffs.join("sheave");
+        Self { root: base.join(format!("v{ABI_VERSION}")), base }
+    }
+
+    /// Directory of the maps.
+    #[must_use]
+    pub fn maps(&self) -> PathBuf {
+        self.root.join("maps")
+    }
+
+    /// Pin of a map: its name in lower case.
+    #[must_use]
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name.to_lowercase())
+    }
+
+    /// Directory of the links.
+    #[must_use]
+    pub fn links(&self) -> PathBuf {
+        self.root.join("links")
+    }
+
+    /// Pin of the link of a cgroup program.
+    #[must_use]
+    pub fn link(&self, program: &str) -> PathBuf {
+        self.links().join(program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Pins;
+    use std::path::Path;
+
+    #[test]
+    fn no_pin_has_a_dot() {
+        let pins = Pins::below(Path::new("/sys/fs/bpf"));
+        for path in [pins.map("FRONTENDS"), pins.link("connect4")] {
+            assert!(!path.to_string_lossy().contains('.'), "{path:?}");
+        }
+        assert_eq!(pins.map("SOURCE_RANGES"), Path::new("/sys/fs/bpf/sheave/v1/maps/source_ranges"));
+    }
+}

@@ -1,0 +1,136 @@
+//! Which backend: the affinity entry while it holds, else the service's algorithm. Shared by every hook.
+use crate::{atomic, count, maps};
+use aya_ebpf::{
+    bindings::{BPF_ANY, BPF_NOEXIST},
+    helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns},
+};
+use sheave_ebpf::{
+    affinity::{self, AffinityKey},
+    backend,
+    counter::Counter,
+    service::{ALGORITHM_LEAST_CONNECTIONS, ALGORITHM_ROUND_ROBIN, Config, MAX_RUN, Word},
+};
+
+/// Seconds on the kernel's monotonic clock.
+#[inline(always)]
+pub fn now() -> u32 {
+    // SAFETY: a plain helper call.
+    (unsafe { bpf_ktime_get_ns() } / 1_000_000_000) as u32
+}
+
+/// A backend id for a new connection of `client`.
+#[inline(always)]
+pub fn backend(word: Word, config: Config, client: &AffinityKey) -> Option<u32> {
+    if config.affinity_timeout() == 0 {
+        return choose(word, config, client.service);
+    }
+    sticky(word, config, client)
+}
+
+/// A function of its own: most services have no affinity, and the search would weigh on every program twice.
+#[inline(never)]
+fn sticky(word: Word, config: Config, client: &AffinityKey) -> Option<u32> {
+    let now = now();
+    if let Some(id) = remembered(word, config, client, now) {
+        return Some(id);
+    }
+    let known = maps::affinity(client).is_some();
+    let id = choose(word, config, client.service)?;
+    let flags = if known { BPF_ANY } else { BPF_NOEXIST };
+    if maps::insert_affinity(client, affinity::word(id, now), flags.into()).is_err() {
+        // Another connection of this client was first (A01); its choice holds for both.
+        if let Some(theirs) = remembered(word, config, client, now) {
+            return Some(theirs);
+        }
+        count::bump(Counter::AffinityFull);
+    }
+    Some(id)
+}
+
+/// The client's backend, if its entry is fresh and the backend is in this scope's set (A03, A05); refreshes it (A08).
+#[inline(always)]
+fn remembered(word: Word, config: Config, client: &AffinityKey, now: u32) -> Option<u32> {
+    let entry = maps::affinity(client)?;
+    // SAFETY: a live element; the value is one aligned word, read and written whole.
+    let value = unsafe { entry.read_volatile() };
+    let (id, last) = (affinity::backend(value), affinity::last_used(value));
+    if now.wrapping_sub(last) > config.affinity_timeout() || !is_member(word, id) {
+        return None;
+    }
+    if now != last {
+        // SAFETY: as above. Should the element have been reused meanwhile, another client's entry names a backend
+        // that is not of its service, and it chooses anew.
+        unsafe { entry.write_volatile(affinity::word(id, now)) };
+    }
+    Some(id)
+}
+
+/// Binary search in the sorted run, or in the sorted members behind a Maglev table.
+#[inline(always)]
+fn is_member(word: Word, id: u32) -> bool {
+    let (mut first, mut length) = (word.offset(), word.length());
+    if word.is_maglev() {
+        let Some(members) = maps::slot(first + length) else { return false };
+        first += length + 1;
+        length = members;
+    }
+    // A run has at most 2^24 - 1 slots.
+    for _ in 0..24 {
+        if length == 0 {
+            return false;
+        }
+        let half = length / 2;
+        let Some(middle) = maps::slot(first + half) else { return false };
+        if middle == id {
+            return true;
+        }
+        if middle < id {
+            first += half + 1;
+            length -= half + 1;
+        } else {
+            length = half;
+        }
+    }
+    false
+}
+
+/// By algorithm. At a socket Maglev is a random choice by weight: the client's port is not known before it connects.
+#[inline(always)]
+fn choose(word: Word, config: Config, service: u32) -> Option<u32> {
+    match config.algorithm() {
+        ALGORITHM_ROUND_ROBIN => maps::slot(word.offset() + turn(service, word.length())),
+        ALGORITHM_LEAST_CONNECTIONS => {
+            let a = random_slot(word)?;
+            let b = random_slot(word)?;
+            Some(if load(b) < load(a) { b } else { a })
+        }
+        _ => random_slot(word),
+    }
+}
+
+#[inline(always)]
+fn random_slot(word: Word) -> Option<u32> {
+    // SAFETY: a plain helper call.
+    let random = u64::from(unsafe { bpf_get_prandom_u32() });
+    // Multiply and shift: as even as a division, and always below the length.
+    maps::slot(word.offset() + ((random * u64::from(word.length())) >> 32) as u32)
+}
+
+/// The next turn. Two CPUs may draw the same number at once; over many connections the counts still agree to that.
+#[inline(always)]
+fn turn(service: u32, length: u32) -> u32 {
+    let Some(cursor) = maps::cursor(service) else { return 0 };
+    // SAFETY: array slots are stable and 8-byte aligned.
+    let turn = unsafe {
+        let turn = cursor.read_volatile();
+        atomic::add(cursor, 1);
+        turn
+    };
+    turn.checked_rem(u64::from(length & MAX_RUN)).unwrap_or(0) as u32
+}
+
+#[inline(always)]
+fn load(id: u32) -> u64 {
+    // SAFETY: array slots are stable and 8-byte aligned.
+    maps::connections(id).map_or(0, |count| backend::connections(unsafe { count.read_volatile() }))
+}

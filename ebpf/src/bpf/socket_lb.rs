@@ -1,0 +1,388 @@
+//! The socket path: what a process dials is turned into a backend, and what it sees is turned back.
+use crate::{
+    atomic, count, maps, select,
+    sock_addr::{self, Family, GO_ON, fail},
+};
+use aya_ebpf::programs::{SockAddrContext, SockContext};
+use sheave_ebpf::{
+    addr::Addr,
+    affinity::{AffinityKey, CLIENT_NETNS},
+    backend::{Backend, NO_BACKEND, RETIRED},
+    counter::Counter,
+    frontend::{
+        Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_UNKNOWN_PORT,
+    },
+    proto,
+    service::{
+        Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP, VERDICT_FORWARD,
+        VERDICT_REJECT, Word, word_index,
+    },
+    socket::{CONNECTED, HAS_PEERS, Peer, PeerKey, SocketState},
+    source_range::SourceRange,
+};
+
+const ECONNREFUSED: i32 = 111;
+const ETIMEDOUT: i32 = 110;
+
+/// What becomes of a connect or datagram.
+#[must_use]
+enum Route {
+    /// Not ours.
+    Untouched,
+    /// Fails at once.
+    Refused,
+    /// Meets silence.
+    Silent,
+    /// Goes into the run of this word.
+    Run { service: u32, scope: Scope, word: Word, config: Config, client: AffinityKey },
+}
+
+/// Connect of TCP and UDP sockets.
+#[inline(always)]
+pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
+    forget(ctx);
+    let key = dialled::<F>(ctx);
+    match route::<F>(ctx, &key) {
+        Route::Untouched => GO_ON,
+        Route::Refused => fail(ECONNREFUSED),
+        Route::Silent => {
+            if !maps::has_discard() {
+                return fail(ETIMEDOUT);
+            }
+            remember(ctx, &key, NO_BACKEND, 0);
+            F::set_addr(ctx.sock_addr, &sock_addr::discard_for(&key.addr));
+            GO_ON
+        }
+        Route::Run { service, word, config, client, scope: _ } => {
+            let chosen = select::backend(word, config, &client);
+            let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
+                count::bump(Counter::SocketBroken);
+                return GO_ON;
+            };
+            let peers = if key.proto == proto::UDP || maps::track_tcp() {
+                promise(ctx, &key, service, backend)
+            } else {
+                0
+            };
+            remember(ctx, &key, id, peers);
+            redirect::<F>(ctx, backend);
+            count::bump(Counter::SocketConnect);
+            GO_ON
+        }
+    }
+}
+
+/// A datagram with an address: of an unconnected socket, or of a connected one that names somebody else.
+#[inline(always)]
+pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let key = dialled::<F>(ctx);
+    match route::<F>(ctx, &key) {
+        Route::Untouched => {
+            forget_promise(ctx, &key);
+            GO_ON
+        }
+        Route::Refused => fail(ECONNREFUSED),
+        Route::Silent => {
+            if !maps::has_discard() {
+                return fail(ETIMEDOUT);
+            }
+            F::set_addr(ctx.sock_addr, &sock_addr::discard_for(&key.addr));
+            GO_ON
+        }
+        Route::Run { service, scope, word, config, client } => {
+            let mut initial =
+                SocketState { addr: Addr { words: [0; 4] }, port: 0, flags: 0, backend: NO_BACKEND, pick: u64::MAX };
+            let state = maps::state_or(ctx, &mut initial);
+            let flow = word_index(service, scope);
+            let chosen = match kept(state, flow, service) {
+                Some(id) => Some(id),
+                None => select::backend(word, config, &client),
+            };
+            let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
+                count::bump(Counter::SocketBroken);
+                return GO_ON;
+            };
+            let peers = promise(ctx, &key, service, backend);
+            if state.is_null() {
+                count::bump(Counter::SocketNoStorage);
+            } else {
+                // SAFETY: storage outlives this run; each store is whole, and both are idempotent between threads.
+                unsafe {
+                    (*state).pick = u64::from(flow) << 32 | u64::from(id);
+                    (*state).flags |= peers;
+                }
+            }
+            redirect::<F>(ctx, backend);
+            count::bump(Counter::SocketSend);
+            GO_ON
+        }
+    }
+}
+
+/// The source of a received datagram becomes what the socket dialled to get there.
+#[inline(always)]
+pub fn recvmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let state = maps::state(ctx);
+    if state.is_null() {
+        return GO_ON;
+    }
+    // SAFETY: storage outlives this run.
+    let flags = unsafe { (*state).flags };
+    let from = dialled::<F>(ctx);
+    if flags & HAS_PEERS != 0 {
+        if let Some(peer) = maps::peer(&peer_key(ctx, &from.addr, from.port, from.proto)) {
+            show::<F>(ctx, &peer.addr, peer.port);
+            return GO_ON;
+        }
+    }
+    // The entry was evicted, or never made: a connected socket still knows.
+    if flags & CONNECTED != 0 {
+        // SAFETY: storage outlives this run.
+        let id = unsafe { (*state).backend };
+        if let Some(backend) = maps::backend(id) {
+            if backend.port == from.port && same(&backend.addr, &from.addr) {
+                show_connected::<F>(ctx, state);
+            }
+        }
+    }
+    GO_ON
+}
+
+/// The peer becomes what the socket dialled (case 13).
+#[inline(always)]
+pub fn getpeername<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let state = maps::state(ctx);
+    // SAFETY: storage outlives this run.
+    if !state.is_null() && unsafe { (*state).flags } & CONNECTED != 0 {
+        show_connected::<F>(ctx, state);
+    }
+    GO_ON
+}
+
+/// The last close: the backend has a connection less.
+#[inline(always)]
+pub fn release(ctx: &SockContext) -> i32 {
+    let state = maps::state_of(ctx.sock);
+    if !state.is_null() {
+        uncount(state);
+    }
+    GO_ON
+}
+
+/// What the call names, as a key. All of 127.0.0.0/8 and the unspecified addresses are one loopback address.
+#[inline(always)]
+fn dialled<F: Family>(ctx: &SockAddrContext) -> FrontendKey {
+    FrontendKey { addr: F::addr(ctx.sock_addr), port: sock_addr::port(ctx), proto: sock_addr::protocol(ctx), zero: 0 }
+}
+
+/// Loopback as NodePorts know it: connecting to 0.0.0.0 or :: means loopback (`semantics.md` F39).
+#[inline(always)]
+pub fn loopback(addr: &Addr) -> Option<Addr> {
+    let [a, b, c, d] = addr.words;
+    if addr.is_v4() {
+        const V4_LOOPBACK: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
+        return (d == 0 || d.to_ne_bytes()[0] == 127).then_some(Addr::v4(V4_LOOPBACK));
+    }
+    const ONE: u32 = 1_u32.to_be();
+    (a | b | c == 0 && (d == 0 || d == ONE)).then_some(Addr { words: [0, 0, 0, ONE] })
+}
+
+#[inline(always)]
+fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
+    let netns = maps::netns(ctx);
+    let host = maps::is_host(netns);
+    if maps::host_only() && !host {
+        return Route::Untouched;
+    }
+    let Some(frontend) = lookup(key, host) else { return Route::Untouched };
+    if frontend.kind == KIND_UNKNOWN_PORT {
+        count::bump(Counter::SocketUnknownPort);
+        return Route::Refused;
+    }
+    let config = maps::config(frontend.service);
+    if frontend.kind == KIND_LOAD_BALANCER
+        && config.flags() & FLAG_SOURCE_RANGES != 0
+        && !is_admitted::<F>(ctx, frontend.service, config, host)
+    {
+        count::bump(Counter::SocketSourceRange);
+        return Route::Silent; // V-6: before everything else, and silent
+    }
+    let scope = if frontend.kind == KIND_CLUSTER_IP { Scope::Cluster } else { Scope::Inside };
+    let Some(word) = maps::word(frontend.service, scope) else {
+        count::bump(Counter::SocketBroken);
+        return Route::Untouched;
+    };
+    match word.verdict() {
+        VERDICT_FORWARD => {
+            let client = AffinityKey {
+                service: frontend.service,
+                kind: CLIENT_NETNS,
+                client: [netns as u32, (netns >> 32) as u32, 0, 0],
+            };
+            Route::Run { service: frontend.service, scope, word, config, client }
+        }
+        VERDICT_REJECT => {
+            count::bump(Counter::SocketReject);
+            Route::Refused
+        }
+        VERDICT_DROP => {
+            count::bump(Counter::SocketDrop);
+            Route::Silent
+        }
+        _ => Route::Untouched, // the word was never written: the service is being removed
+    }
+}
+
+/// The frontend of a key, or that of the unknown ports of its address.
+#[inline(always)]
+fn lookup(key: &FrontendKey, host: bool) -> Option<Frontend> {
+    if let Some(loopback) = loopback(&key.addr) {
+        // In a pod 127.0.0.1 is the pod (case 20).
+        if !host || !maps::loopback_node_ports() {
+            return None;
+        }
+        let frontend = maps::frontend(&FrontendKey { addr: loopback, ..*key })?;
+        return (frontend.kind == KIND_LOOPBACK).then_some(frontend);
+    }
+    if let Some(frontend) = maps::frontend(key) {
+        return Some(frontend);
+    }
+    if key.proto != proto::TCP && key.proto != proto::UDP {
+        return None; // ping sockets connect too
+    }
+    maps::frontend(&FrontendKey { addr: key.addr, port: 0, proto: 0, zero: 0 })
+}
+
+/// loadBalancerSourceRanges at a socket: by its address when it is bound, else by where it lives (`semantics.md` F22).
+#[inline(always)]
+fn is_admitted<F: Family>(ctx: &SockAddrContext, service: u32, config: Config, host: bool) -> bool {
+    if let Some(addr) = sock_addr::source::<F>(ctx) {
+        return maps::in_source_ranges(&SourceRange { service: service.to_be(), addr });
+    }
+    let flag = if host { FLAG_HOST_ALLOWED } else { FLAG_PODS_ALLOWED };
+    config.flags() & flag != 0
+}
+
+/// The backend of this socket's earlier datagrams to the same frontend, while it serves (`semantics.md` 10.1).
+#[inline(always)]
+fn kept(state: *mut SocketState, flow: u32, service: u32) -> Option<u32> {
+    if state.is_null() {
+        return None;
+    }
+    // SAFETY: storage outlives this run; one aligned word.
+    let pick = unsafe { (&raw const (*state).pick).read_volatile() };
+    if (pick >> 32) as u32 != flow {
+        return None;
+    }
+    let id = pick as u32;
+    // SAFETY: array slots are stable and aligned.
+    let retired = unsafe { maps::connections(id)?.read_volatile() } & RETIRED != 0;
+    let backend = maps::backend(id)?;
+    (!retired && backend.port != 0 && backend.service == service).then_some(id)
+}
+
+/// Enters what the socket dialled to get to `backend`; says which flag that sets.
+#[inline(always)]
+fn promise(ctx: &SockAddrContext, key: &FrontendKey, service: u32, backend: &Backend) -> u16 {
+    let entry = peer_key(ctx, &backend.addr, backend.port, key.proto);
+    if let Some(old) = maps::peer(&entry) {
+        if old.port == key.port && same(&old.addr, &key.addr) {
+            return HAS_PEERS; // the common case of a second datagram: nothing to write
+        }
+    }
+    let peer = Peer { addr: key.addr, port: key.port, zero: 0, service };
+    if maps::insert_peer(&entry, &peer).is_err() {
+        count::bump(Counter::SocketNoPeer);
+    }
+    HAS_PEERS
+}
+
+/// A datagram goes straight to an address that the socket also reaches through a Service: its answer is its own.
+#[inline(always)]
+fn forget_promise(ctx: &SockAddrContext, key: &FrontendKey) {
+    let state = maps::state(ctx);
+    // SAFETY: storage outlives this run.
+    if !state.is_null() && unsafe { (*state).flags } & HAS_PEERS != 0 {
+        maps::remove_peer(&peer_key(ctx, &key.addr, key.port, key.proto));
+    }
+}
+
+#[inline(always)]
+fn peer_key(ctx: &SockAddrContext, addr: &Addr, port: u16, proto: u8) -> PeerKey {
+    PeerKey { cookie: sock_addr::cookie(ctx), addr: *addr, port, proto, zero: 0, zero2: 0 }
+}
+
+/// Keeps what was dialled, and counts the connection.
+#[inline(always)]
+fn remember(ctx: &SockAddrContext, key: &FrontendKey, backend: u32, peers: u16) {
+    let mut fresh =
+        SocketState { addr: key.addr, port: key.port, flags: CONNECTED | peers, backend, pick: u64::MAX };
+    let state = maps::state_or(ctx, &mut fresh);
+    if state.is_null() {
+        count::bump(Counter::SocketNoStorage);
+        return;
+    }
+    // SAFETY: storage outlives this run. A socket that connected before, or sent datagrams, has its state already.
+    unsafe {
+        (*state).addr = key.addr;
+        (*state).port = key.port;
+        (*state).backend = backend;
+        (*state).flags = CONNECTED | peers | ((*state).flags & HAS_PEERS);
+    }
+    add_connection(backend, 1);
+}
+
+/// A new connect undoes an earlier translation of the same socket: UDP may connect again and again, and TCP after a
+/// failure. What it dialled must not stick to the next address.
+#[inline(always)]
+fn forget(ctx: &SockAddrContext) {
+    let state = maps::state(ctx);
+    if !state.is_null() {
+        uncount(state);
+    }
+}
+
+#[inline(always)]
+fn uncount(state: *mut SocketState) {
+    // SAFETY: storage outlives this run.
+    unsafe {
+        if (*state).flags & CONNECTED != 0 {
+            (*state).flags &= !CONNECTED;
+            add_connection((*state).backend, -1);
+        }
+    }
+}
+
+#[inline(always)]
+fn add_connection(backend: u32, by: i64) {
+    if backend != NO_BACKEND {
+        if let Some(count) = maps::connections(backend) {
+            // SAFETY: array slots are stable and 8-byte aligned.
+            unsafe { atomic::add(count, by) }
+        }
+    }
+}
+
+#[inline(always)]
+fn redirect<F: Family>(ctx: &SockAddrContext, backend: &Backend) {
+    show::<F>(ctx, &backend.addr, backend.port);
+}
+
+#[inline(always)]
+fn show<F: Family>(ctx: &SockAddrContext, addr: &Addr, port: u16) {
+    F::set_addr(ctx.sock_addr, addr);
+    sock_addr::set_port(ctx, port);
+}
+
+#[inline(always)]
+fn show_connected<F: Family>(ctx: &SockAddrContext, state: *mut SocketState) {
+    // SAFETY: storage outlives this run.
+    let state = unsafe { &*state };
+    show::<F>(ctx, &state.addr, state.port);
+}
+
+/// VERIFIER: word by word; comparing arrays becomes a call of memcmp, a loop the verifier walks in full.
+#[inline(always)]
+fn same(a: &Addr, b: &Addr) -> bool {
+    a.words[0] == b.words[0] && a.words[1] == b.words[1] && a.words[2] == b.words[2] && a.words[3] == b.words[3]
+}
