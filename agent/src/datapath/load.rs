@@ -1,0 +1,190 @@
+//! Loading the object: sizes, constants, pins, and whether what is pinned is what we expect.
+
+use std::{
+    fs, io, mem,
+    net::UdpSocket,
+    os::fd::{AsFd as _, AsRawFd as _},
+    path::Path,
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{MapData, MapType},
+    programs::ProgramType,
+    sys::{BpfHelper, is_helper_supported},
+};
+use sheave_ebpf::{
+    affinity::AffinityKey,
+    backend::Backend,
+    counter,
+    frontend::{Frontend, FrontendKey},
+    globals, maps, meta,
+    names::ServiceName,
+    service::WORDS_PER_SERVICE,
+    socket::{Peer, PeerKey, SocketState},
+    source_range::SourceRange,
+};
+
+use super::{Error, Limits, Result, kernel::flatten, pins::Pins};
+use crate::OBJECT;
+
+/// What the operator chose that the programs must know when they are loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    /// Only sockets of the host's network namespace are translated.
+    pub host_only: bool,
+    /// NodePorts answer on loopback.
+    pub loopback_node_ports: bool,
+    /// Binding to a NodePort is refused.
+    pub bind_protection: bool,
+    /// TCP connections of removed backends are closed too.
+    pub track_tcp: bool,
+}
+
+/// What this kernel can do of what is optional.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// `bpf_set_retval`, Linux 5.18: a refused connect reads ECONNREFUSED, else EPERM.
+    pub set_retval: bool,
+    /// The cookie of this process's network namespace, Linux 5.14; 0 = unknown: no loopback NodePorts, no bind
+    /// protection, and every socket counts as a pod's.
+    pub host_netns: u64,
+    /// The discard route is in place.
+    pub discard: bool,
+}
+
+impl Features {
+    /// Asks the kernel. `discard` is what [`discard::ensure`](super::discard::ensure) achieved.
+    #[must_use]
+    pub fn probe(discard: bool) -> Self {
+        Self {
+            set_retval: is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval)
+                .unwrap_or(false),
+            host_netns: netns_cookie().unwrap_or(0),
+            discard,
+        }
+    }
+}
+
+/// The cookie of the network namespace that this thread lives in. Needs Linux ≥ 5.14.
+fn netns_cookie() -> io::Result<u64> {
+    const SO_NETNS_COOKIE: i32 = 71;
+    let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::]:0"))?;
+    let (mut cookie, mut length) = (0_u64, libc::socklen_t::try_from(mem::size_of::<u64>()).unwrap_or(8));
+    let into = (&raw mut cookie).cast();
+    // SAFETY: both pointers live across the call, and the length is the cookie's.
+    let r =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, into, &raw mut length) };
+    if r == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A map as this build makes it.
+struct Shape {
+    name: &'static str,
+    kind: MapType,
+    key: usize,
+    value: usize,
+    entries: u32,
+}
+
+fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
+    let shape = |name, kind, key, value, entries| Shape { name, kind, key, value, entries };
+    let array = |name, value, entries| Shape { name, kind: MapType::Array, key: 4, value, entries };
+    let Limits { frontends, backends, slots, affinity, peers, source_ranges } = *limits;
+    [
+        shape(maps::FRONTENDS, MapType::Hash, size_of::<FrontendKey>(), size_of::<Frontend>(), frontends),
+        array(maps::SERVICES, 8, frontends.saturating_mul(WORDS_PER_SERVICE)),
+        array(maps::TABLES, 8, slots),
+        array(maps::BACKENDS, size_of::<Backend>(), backends),
+        array(maps::CONNECTIONS, 8, backends),
+        array(maps::CURSORS, 8, frontends),
+        shape(maps::AFFINITY, MapType::LruHash, size_of::<AffinityKey>(), 8, affinity),
+        shape(maps::SOCKETS, MapType::SkStorage, 4, size_of::<SocketState>(), 0),
+        shape(maps::PEERS, MapType::LruHash, size_of::<PeerKey>(), size_of::<Peer>(), peers),
+        shape(maps::SOURCE_RANGES, MapType::LpmTrie, 4 + size_of::<SourceRange>(), 4, source_ranges),
+        shape(maps::NAMES, MapType::Hash, 4, size_of::<ServiceName>(), frontends),
+        array(maps::META, 8, meta::SIZE),
+        shape(maps::COUNTERS, MapType::PerCpuArray, 4, 8, counter::SIZE),
+    ]
+}
+
+/// The loaded object, and what was not as asked.
+pub struct Loaded {
+    /// Programs not yet attached; dropping it detaches nothing that is pinned.
+    pub ebpf: Ebpf,
+    /// One sentence each: limits that a pinned map does not have.
+    pub warnings: Vec<String>,
+}
+
+/// Loads the object; its maps are those pinned below `pins`, made there where they are missing.
+///
+/// # Errors
+/// When bpffs cannot be written, when what is pinned is not what this build expects, or when the kernel refuses.
+pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features) -> Result<Loaded> {
+    for directory in [pins.maps(), pins.links()] {
+        fs::create_dir_all(&directory)
+            .map_err(|e| Error::kernel(format!("creating the directory {}", directory.display()), e))?;
+    }
+    let mut warnings = Vec::new();
+    let mut loader = EbpfLoader::new();
+    for shape in shapes(limits) {
+        let pin = pins.map(shape.name);
+        let entries = match pinned_entries(&pin, &shape)? {
+            Some(pinned) if pinned != shape.entries => {
+                warnings.push(format!(
+                    "map {} keeps its {pinned} entries instead of {}: it is in use; the new limit holds after \
+                     `sheave cleanup` or a reboot of the node",
+                    shape.name, shape.entries
+                ));
+                pinned
+            }
+            Some(_) | None => shape.entries,
+        };
+        if shape.entries != 0 {
+            loader.map_max_entries(shape.name, entries);
+        }
+        loader.map_pin_path(shape.name, pin);
+    }
+    let flag = u32::from;
+    let constants = [
+        (globals::SET_RETVAL, flag(features.set_retval)),
+        (globals::HOST_ONLY, flag(switches.host_only)),
+        (globals::LOOPBACK_NODE_PORTS, flag(switches.loopback_node_ports)),
+        (globals::BIND_PROTECTION, flag(switches.bind_protection)),
+        (globals::DISCARD, flag(features.discard)),
+        (globals::TRACK_TCP, flag(switches.track_tcp)),
+    ];
+    for (name, value) in &constants {
+        loader.override_global(name, value, true);
+    }
+    loader.override_global(globals::HOST_NETNS, &features.host_netns, true);
+    let ebpf = loader
+        .load(OBJECT)
+        .map_err(|e| Error::Incompatible(format!("the kernel refused the maps of sheave: {}", flatten(&e))))?;
+    Ok(Loaded { ebpf, warnings })
+}
+
+/// How many entries a pinned map has; `None` when there is no pin. aya would reuse a pin of any shape silently.
+fn pinned_entries(pin: &Path, shape: &Shape) -> Result<Option<u32>> {
+    if !pin.exists() {
+        return Ok(None);
+    }
+    let foreign = |what: String| {
+        Error::Incompatible(format!(
+            "{} is not a map of this version of sheave ({what}); remove it with `sheave cleanup`",
+            pin.display()
+        ))
+    };
+    let map = MapData::from_pin(pin).map_err(|e| foreign(flatten(&e)))?;
+    let _open = map.fd().as_fd();
+    let info = map.info().map_err(|e| foreign(flatten(&e)))?;
+    let kind = info.map_type().map_err(|e| foreign(flatten(&e)))?;
+    let found = (kind, info.key_size() as usize, info.value_size() as usize);
+    if found != (shape.kind, shape.key, shape.value) {
+        return Err(foreign(format!(
+            "a {kind:?} with keys of {} and values of {} bytes, where a {:?} with {} and {} is wanted",
+            found.1, found.2, shape.kind, shape.key, shape.value
+        )));
+    }
+    Ok(Some(info.max_entries()))
+}
