@@ -14,6 +14,7 @@ pub mod plan;
 pub mod render;
 pub mod run;
 pub mod source;
+pub mod reconcile;
 pub mod view;
 
 /// The kernel side, as built by build.rs.

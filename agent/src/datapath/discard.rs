@@ -60,7 +60,7 @@ async fn neighbour(handle: &Handle, index: u32, ip: IpAddr) -> Result<(), rtnetl
 }
 
 async fn index(handle: &Handle) -> Option<u32> {
-    let mut links = handle.link().get().match_name(DEVICE.into()).execute();
+    let mut links = handle.link().get().match_name(DEVICE).execute();
     links.try_next().await.ok().flatten().map(|link| link.header.index)
 }
 

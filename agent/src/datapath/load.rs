@@ -1,7 +1,7 @@
 //! Loading the object: sizes, constants, pins, and whether what is pinned is what we expect.
 
 use std::{
-    fs, io, mem,
+    fs, io,
     net::UdpSocket,
     os::fd::{AsFd as _, AsRawFd as _},
     path::Path,
@@ -70,7 +70,7 @@ impl Features {
 fn netns_cookie() -> io::Result<u64> {
     const SO_NETNS_COOKIE: i32 = 71;
     let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::]:0"))?;
-    let (mut cookie, mut length) = (0_u64, libc::socklen_t::try_from(mem::size_of::<u64>()).unwrap_or(8));
+    let (mut cookie, mut length) = (0_u64, libc::socklen_t::try_from(size_of::<u64>()).unwrap_or(8));
     let into = (&raw mut cookie).cast();
     // SAFETY: both pointers live across the call, and the length is the cookie's.
     let r =

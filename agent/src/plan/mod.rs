@@ -5,6 +5,7 @@
 
 mod frontends;
 pub mod group;
+pub mod ids;
 pub mod maglev;
 pub mod node_ports;
 mod run;

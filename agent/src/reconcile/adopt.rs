@@ -1,0 +1,150 @@
+//! Reading back what the kernel has.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use sheave_ebpf::{
+    backend::{Backend, FLAG_LOCAL},
+    frontend::KIND_UNKNOWN_PORT,
+    meta,
+    names::{ServiceName as NameRecord, unpad},
+    service::{Config, Scope, VERDICT_FORWARD, Word, config_index, word_index},
+};
+
+use super::{Identity, Programmed, Reconciler, rest::Resting};
+use crate::{
+    datapath::{Datapath, Result},
+    model::{Family, Protocol, ServiceName},
+    plan::{
+        group::GroupKey,
+        ids::{Ids, Runs},
+    },
+};
+
+/// The scopes in order of their words.
+pub(super) const SCOPES: [Scope; 3] = [Scope::Cluster, Scope::Inside, Scope::Outside];
+
+impl<D: Datapath> Reconciler<D> {
+    /// Takes over the tables, whoever wrote them and wherever they stopped.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn adopt(datapath: D) -> Result<Self> {
+        let limits = datapath.limits();
+        let mut reconciler = Self {
+            services: Ids::new(limits.frontends),
+            backends: Ids::new(limits.backends),
+            runs: Runs::new(limits.slots),
+            groups: BTreeMap::new(),
+            problems: BTreeMap::new(),
+            frontends: HashMap::new(),
+            deleted: true, // the predecessor may have deleted just before it died
+            resting: Resting::default(),
+            removed: Vec::new(),
+            datapath,
+        };
+        let mut names: HashMap<u32, GroupKey> = HashMap::new();
+        for (id, record) in reconciler.datapath.names()? {
+            if !reconciler.services.reserve(id) {
+                continue;
+            }
+            match group_key(&record) {
+                // Two ids of one name: the predecessor was removing one of them; it goes on resting.
+                Some(key) if !reconciler.groups.contains_key(&key) => {
+                    let group = reconciler.read_group(id);
+                    reconciler.groups.insert(key.clone(), group);
+                    names.insert(id, key);
+                }
+                Some(_) | None => reconciler.resting.service(id),
+            }
+        }
+        reconciler.read_backends(&names);
+        reconciler.read_frontends(&names)?;
+        for range in reconciler.datapath.source_ranges()? {
+            if let Some(group) = names.get(&u32::from_be(range.1.service)).and_then(|k| reconciler.groups.get_mut(k)) {
+                group.ranges.insert(range);
+            }
+        }
+        Ok(reconciler)
+    }
+
+    fn read_group(&mut self, id: u32) -> Programmed {
+        let words = SCOPES.map(|scope| Word(self.datapath.word(word_index(id, scope))));
+        let runs: BTreeSet<(u32, u32)> = words.iter().filter_map(|word| self.run_of(*word)).collect();
+        for (offset, length) in runs {
+            self.runs.reserve(offset, length);
+        }
+        Programmed { id, words, config: Config(self.datapath.word(config_index(id))), ..Programmed::default() }
+    }
+
+    /// The slots that a word holds: offset and length, a Maglev run's members included.
+    pub(super) fn run_of(&self, word: Word) -> Option<(u32, u32)> {
+        if word.verdict() != VERDICT_FORWARD {
+            return None;
+        }
+        let members = if word.is_maglev() { 1 + self.datapath.slot(word.offset() + word.length()) } else { 0 };
+        Some((word.offset(), word.length() + members))
+    }
+
+    fn read_backends(&mut self, names: &HashMap<u32, GroupKey>) {
+        let high = self.datapath.meta(meta::BACKEND_HIGH_WATER);
+        for id in 0..u32::try_from(high).unwrap_or(u32::MAX).min(self.datapath.limits().backends) {
+            let backend = self.datapath.backend(id);
+            if backend == Backend::UNUSED || !self.backends.reserve(id) {
+                continue;
+            }
+            let Backend { addr, port, proto: _, flags, service } = backend;
+            let identity = Identity { addr, port, local: flags & FLAG_LOCAL != 0 };
+            match names.get(&service).and_then(|key| self.groups.get_mut(key)) {
+                // An id written twice for one endpoint: the word names one of them at most; the other rests.
+                Some(group) if !group.backends.contains_key(&identity) => drop(group.backends.insert(identity, id)),
+                Some(_) | None => self.resting.backend(id),
+            }
+        }
+    }
+
+    fn read_frontends(&mut self, names: &HashMap<u32, GroupKey>) -> Result<()> {
+        for (key, frontend) in self.datapath.frontends()? {
+            self.frontends.insert(key, frontend);
+            if frontend.kind == KIND_UNKNOWN_PORT {
+                continue; // its owner finds it by the key
+            }
+            if let Some(group) = names.get(&frontend.service).and_then(|k| self.groups.get_mut(k)) {
+                group.frontends.insert(key);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The name of a group as a record.
+pub(super) fn name_record(key: &GroupKey) -> Option<NameRecord> {
+    use sheave_ebpf::names::pad;
+    Some(NameRecord {
+        namespace: pad(&key.service.namespace)?,
+        name: pad(&key.service.name)?,
+        port_name: pad(&key.port_name)?,
+        proto: key.protocol.number(),
+        family: match key.family {
+            Family::V4 => 4,
+            Family::V6 => 6,
+        },
+        zero: [0; 6],
+    })
+}
+
+/// Who a record stands for; `None` when it is none of ours.
+#[must_use]
+pub fn group_key(record: &NameRecord) -> Option<GroupKey> {
+    let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == record.proto)?;
+    let family = match record.family {
+        4 => Family::V4,
+        6 => Family::V6,
+        _ => return None,
+    };
+    let (namespace, name) = (unpad(&record.namespace), unpad(&record.name));
+    if namespace.is_empty() || name.is_empty() {
+        return None;
+    }
+    let service = ServiceName::new(namespace, name);
+    Some(GroupKey { service, port_name: unpad(&record.port_name).into(), protocol, family })
+}

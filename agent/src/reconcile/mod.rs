@@ -1,0 +1,205 @@
+//! Brings the tables in line with the plan, in an order in which a program never sees half a service.
+//!
+//! | step | write | why then |
+//! |---|---|---|
+//! | 1 | name of a new service id | a killed agent's successor knows whose the rest is |
+//! | 2 | new backends | nothing names them yet |
+//! | 3 | source ranges to add, configuration | each readable on its own |
+//! | 4 | the new run, into free room | nothing names it yet |
+//! | 5 | **the service word** | one store switches from one complete set to the next |
+//! | 6 | new frontends | all they lead to is there |
+//! | 7 | frontends to remove, of all services of the batch | moved ones have their new owner already |
+//! | 8 | words of removed scopes, ranges to remove | nothing leads there any more |
+//! | 9 | old runs, backends and ids **rest** | until a grace period is over and no connection is left |
+//!
+//! The kernel is the memory: [`Reconciler::adopt`] reads everything back, so start, restart and repair are one code.
+
+mod adopt;
+mod program;
+mod rest;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use sheave_ebpf::{
+    addr::Addr,
+    frontend::{Frontend, FrontendKey},
+    service::{Config, Word},
+};
+
+use crate::{
+    datapath::{Datapath, Error, RangeKey, Result},
+    plan::{
+        group::{GroupKey, GroupPlan},
+        ids::{Ids, Runs},
+    },
+};
+use rest::Resting;
+
+/// What tells backends of one service apart; any change is another backend, since an id in use is never rewritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Identity {
+    addr: Addr,
+    /// Network order.
+    port: u16,
+    local: bool,
+}
+
+/// What the kernel has of a group.
+#[derive(Clone, Debug, Default)]
+struct Programmed {
+    id: u32,
+    backends: BTreeMap<Identity, u32>,
+    words: [Word; 3],
+    config: Config,
+    ranges: BTreeSet<RangeKey>,
+    frontends: BTreeSet<FrontendKey>,
+}
+
+/// One group to bring in line.
+pub struct Work<'a> {
+    /// Who.
+    pub key: &'a GroupKey,
+    /// What is wanted; `None` = nothing, it is gone.
+    pub plan: Option<&'a GroupPlan>,
+    /// The frontends that it owns, with their kinds.
+    pub frontends: Vec<(FrontendKey, u32)>,
+}
+
+/// A backend that left its service: datagram sockets connected to it are to be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// Address.
+    pub addr: Addr,
+    /// Port, network order.
+    pub port: u16,
+    /// IANA protocol number.
+    pub proto: u8,
+}
+
+/// How full the tables are: entries in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// `FRONTENDS`.
+    pub frontends: usize,
+    /// Service ids.
+    pub services: usize,
+    /// `BACKENDS`.
+    pub backends: usize,
+    /// `TABLES`.
+    pub slots: usize,
+    /// `SOURCE_RANGES`.
+    pub source_ranges: usize,
+}
+
+/// The writer of the tables; there is one.
+pub struct Reconciler<D> {
+    datapath: D,
+    services: Ids,
+    backends: Ids,
+    runs: Runs,
+    groups: BTreeMap<GroupKey, Programmed>,
+    /// Why the kernel does not have what is wanted, for groups that failed.
+    problems: BTreeMap<GroupKey, String>,
+    /// `FRONTENDS` as it is.
+    frontends: HashMap<FrontendKey, Frontend>,
+    /// A frontend was deleted or moved since the last grace period: its element may not be used again before the next.
+    deleted: bool,
+    resting: Resting,
+    removed: Vec<Removed>,
+}
+
+impl<D: Datapath> Reconciler<D> {
+    /// Brings groups in line; returns those that could not be, with the reason. They keep what they had, as far as
+    /// it is still wanted. `is_claimed` tells whether any group wants a frontend.
+    pub fn apply(
+        &mut self,
+        work: &[Work<'_>],
+        is_claimed: &dyn Fn(&FrontendKey) -> bool,
+    ) -> Vec<(GroupKey, Error)> {
+        let mut failed = Vec::new();
+        for group in work {
+            self.problems.remove(group.key);
+            if let Some(Err(error)) = group.plan.map(|plan| self.build(plan, &group.frontends)) {
+                failed.push((group.key.clone(), error));
+            }
+        }
+        for group in work {
+            if let Err(error) = self.clear(group, is_claimed) {
+                failed.push((group.key.clone(), error));
+            }
+        }
+        self.problems.extend(failed.iter().map(|(key, error)| (key.clone(), error.to_string())));
+        failed
+    }
+
+    /// Removes what nobody wants: groups that are not in `wanted`, frontends and ranges without an owner. Only to be
+    /// called once every source has delivered its first complete list (invariant 3).
+    ///
+    /// # Errors
+    /// What the kernel refused; calling again goes on.
+    pub fn prune(
+        &mut self,
+        wanted: &dyn Fn(&GroupKey) -> bool,
+        is_claimed: &dyn Fn(&FrontendKey) -> bool,
+    ) -> Result<()> {
+        let gone: Vec<GroupKey> = self.groups.keys().filter(|key| !wanted(key)).cloned().collect();
+        for key in &gone {
+            self.clear(&Work { key, plan: None, frontends: Vec::new() }, is_claimed)?;
+        }
+        let owned: BTreeSet<FrontendKey> = self.groups.values().flat_map(|g| g.frontends.iter().copied()).collect();
+        let orphans: Vec<FrontendKey> =
+            self.frontends.keys().filter(|key| !owned.contains(*key) && !is_claimed(key)).copied().collect();
+        for key in orphans {
+            self.remove_frontend(&key)?;
+        }
+        let ids: BTreeSet<u32> = self.groups.values().map(|g| g.id).collect();
+        for range in self.datapath.source_ranges()? {
+            if !ids.contains(&u32::from_be(range.1.service)) {
+                self.datapath.remove_source_range(&range)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a group is not in the kernel as wanted; `None` when it is, or is unknown.
+    #[must_use]
+    pub fn problem(&self, key: &GroupKey) -> Option<&str> {
+        self.problems.get(key).map(String::as_str)
+    }
+
+    /// Whether the kernel has this frontend for this group.
+    #[must_use]
+    pub fn has_frontend(&self, key: &GroupKey, frontend: &FrontendKey) -> bool {
+        self.groups.get(key).is_some_and(|g| g.frontends.contains(frontend)) && !self.problems.contains_key(key)
+    }
+
+    /// Backends that left their service since the last call.
+    pub fn take_removed(&mut self) -> Vec<Removed> {
+        std::mem::take(&mut self.removed)
+    }
+
+    /// How full the tables are.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage {
+            frontends: self.frontends.len(),
+            services: self.services.used(),
+            backends: self.backends.used(),
+            slots: self.runs.used() as usize,
+            source_ranges: self.groups.values().map(|g| g.ranges.len()).sum(),
+        }
+    }
+
+    /// The tables, to read.
+    pub const fn datapath(&self) -> &D {
+        &self.datapath
+    }
+
+    /// The tables, for tests that stir them.
+    pub const fn datapath_mut(&mut self) -> &mut D {
+        &mut self.datapath
+    }
+
+}

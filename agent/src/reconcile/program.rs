@@ -1,0 +1,446 @@
+//! The order of writes for one group; the table is in [`super`].
+
+use std::collections::BTreeSet;
+
+use sheave_ebpf::{
+    backend::{Backend, FLAG_LOCAL, RETIRED},
+    frontend::{Frontend, FrontendKey, KIND_UNKNOWN_PORT},
+    maps, meta,
+    service::{
+        ALGORITHM_MAGLEV, Config, VERDICT_DROP, VERDICT_REJECT, Word, config_index, word_index,
+    },
+    source_range::{SERVICE_BITS, SourceRange},
+};
+
+use super::{
+    Identity, Programmed, Reconciler, Removed, Work,
+    adopt::{SCOPES, name_record},
+};
+use crate::{
+    datapath::{Datapath, Error, RangeKey, Result},
+    plan::group::{BackendPlan, GroupKey, GroupPlan, ScopePlan},
+};
+use ipnet::IpNet;
+
+impl From<&BackendPlan> for Identity {
+    fn from(plan: &BackendPlan) -> Self {
+        Self { addr: plan.addr, port: plan.port.to_be(), local: plan.local }
+    }
+}
+
+impl<D: Datapath> Reconciler<D> {
+    /// Steps 1 to 6. A new group that does not fit is not begun; an old one then keeps to the backends it has.
+    pub(super) fn build(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, u32)]) -> Result<()> {
+        let is_new = !self.groups.contains_key(&plan.key);
+        let fits = self.make_room(plan, owned);
+        if is_new {
+            fits?;
+            self.begin(&plan.key)?;
+            let built = self.build_within(plan, owned, None);
+            if matches!(built, Err(Error::NoSpace { .. })) {
+                // What it holds may be just what another service lacks.
+                self.clear(&Work { key: &plan.key, plan: None, frontends: Vec::new() }, &|_| false)?;
+            }
+            return built;
+        }
+        self.build_within(plan, owned, fits.err())
+    }
+
+    /// Whether everything fits; gives resting things back first where that helps.
+    fn make_room(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, u32)]) -> Result<()> {
+        if self.shortage(plan, owned).is_none() {
+            return Ok(());
+        }
+        self.reclaim()?;
+        self.shortage(plan, owned).map_or(Ok(()), Err)
+    }
+
+    fn shortage(&self, plan: &GroupPlan, owned: &[(FrontendKey, u32)]) -> Option<Error> {
+        let limits = self.datapath.limits();
+        let full = |map, capacity, flag| Some(Error::NoSpace { map, capacity, flag });
+        let group = self.groups.get(&plan.key);
+        let frontends = owned.iter().filter(|(key, _)| !self.frontends.contains_key(key)).count();
+        if self.frontends.len() + frontends > limits.frontends as usize
+            || (group.is_none() && self.services.available() == 0)
+        {
+            return full(maps::FRONTENDS, limits.frontends, "--max-frontends");
+        }
+        let known = |b: &&BackendPlan| group.is_some_and(|g| g.backends.contains_key(&Identity::from(*b)));
+        if plan.backends.iter().filter(|b| !known(b)).count() > self.backends.available() {
+            return full(maps::BACKENDS, limits.backends, "--max-backends");
+        }
+        None
+    }
+
+    /// Step 1.
+    fn begin(&mut self, key: &GroupKey) -> Result<()> {
+        let record = name_record(key)
+            .ok_or_else(|| Error::Incompatible(format!("{} has a name of more than 63 bytes", key.service)))?;
+        let limit = self.datapath.limits().frontends;
+        let full = Error::NoSpace { map: maps::FRONTENDS, capacity: limit, flag: "--max-frontends" };
+        let id = self.services.take().ok_or(full)?;
+        if let Err(error) = self.datapath.put_name(id, &record) {
+            self.services.release(id);
+            return Err(error);
+        }
+        // Words of a former life are gone since it was dismantled; a killed agent may have left them.
+        self.groups.insert(key.clone(), Programmed { id, ..Programmed::default() });
+        for scope in SCOPES {
+            self.datapath.put_word(word_index(id, scope), 0)?;
+        }
+        self.datapath.put_word(config_index(id), 0)
+    }
+
+    /// Steps 2 to 6; `shortage` = only with the backends and frontends that are there already.
+    fn build_within(
+        &mut self,
+        plan: &GroupPlan,
+        owned: &[(FrontendKey, u32)],
+        shortage: Option<Error>,
+    ) -> Result<()> {
+        let room = shortage.is_none();
+        if room {
+            self.put_backends(plan)?;
+        }
+        self.put_ranges(&plan.key, &plan.source_ranges)?;
+        self.put_config(&plan.key, plan.config)?;
+        let words = self.put_runs(plan)?;
+        self.put_words(plan, words)?;
+        self.retire(plan)?;
+        for (key, kind) in owned {
+            if room || self.frontends.contains_key(key) {
+                self.put_frontend(&plan.key, key, *kind)?;
+            }
+        }
+        self.drop_backends(plan)?;
+        shortage.map_or(Ok(()), Err)
+    }
+
+    /// Step 2.
+    fn put_backends(&mut self, plan: &GroupPlan) -> Result<()> {
+        for backend in &plan.backends {
+            let identity = Identity::from(backend);
+            let Some(group) = self.groups.get_mut(&plan.key) else { return Ok(()) };
+            if group.backends.contains_key(&identity) {
+                continue;
+            }
+            let capacity = self.datapath.limits().backends;
+            let full = Error::NoSpace { map: maps::BACKENDS, capacity, flag: "--max-backends" };
+            let id = self.backends.take().ok_or(full)?;
+            group.backends.insert(identity, id); // ours from here on, written or not
+            let record = Backend {
+                addr: identity.addr,
+                port: identity.port,
+                proto: plan.key.protocol.number(),
+                flags: if identity.local { FLAG_LOCAL } else { 0 },
+                service: group.id,
+            };
+            let high = u64::from(id) + 1;
+            let written = self
+                .datapath
+                .reset_connections(id)
+                .and_then(|()| {
+                    if self.datapath.meta(meta::BACKEND_HIGH_WATER) < high {
+                        self.datapath.put_meta(meta::BACKEND_HIGH_WATER, high)?;
+                    }
+                    Ok(())
+                })
+                .and_then(|()| self.datapath.put_backend(id, &record));
+            if let Err(error) = written {
+                if let Some(group) = self.groups.get_mut(&plan.key) {
+                    group.backends.remove(&identity);
+                }
+                self.backends.release(id);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Step 3: admits before anything is refused.
+    fn put_ranges(&mut self, key: &GroupKey, ranges: &[IpNet]) -> Result<()> {
+        let Some(group) = self.groups.get_mut(key) else { return Ok(()) };
+        for range in wanted_ranges(group.id, ranges) {
+            if !group.ranges.contains(&range) {
+                self.datapath.put_source_range(&range)?;
+                group.ranges.insert(range);
+            }
+        }
+        Ok(())
+    }
+
+    fn put_config(&mut self, key: &GroupKey, config: Config) -> Result<()> {
+        let Some(group) = self.groups.get_mut(key) else { return Ok(()) };
+        if group.config != config {
+            self.datapath.put_word(config_index(group.id), config.0)?;
+            group.config = config;
+        }
+        Ok(())
+    }
+
+    /// Step 4: the words that step 5 is to store. Runs that are as wanted already are kept.
+    fn put_runs(&mut self, plan: &GroupPlan) -> Result<[Word; 3]> {
+        let Some(group) = self.groups.get(&plan.key) else { return Ok([Word::default(); 3]) };
+        let old = group.words;
+        let maglev = plan.config.algorithm() == ALGORITHM_MAGLEV;
+        let mut made: Vec<(Vec<u32>, Word)> = Vec::new();
+        let mut words = old;
+        for (scope, wanted) in plan.scopes.iter().enumerate() {
+            words[scope] = match wanted {
+                ScopePlan::Unused => old[scope], // cleared in step 8, when nothing leads there
+                ScopePlan::Reject => Word::verdict_only(VERDICT_REJECT),
+                ScopePlan::Drop => Word::verdict_only(VERDICT_DROP),
+                ScopePlan::Forward(slots) => {
+                    let (run, length) = self.run_content(plan, slots, maglev);
+                    if length == 0 {
+                        Word::verdict_only(VERDICT_REJECT) // only with a full BACKENDS map
+                    } else if let Some((_, word)) = made.iter().find(|(content, _)| *content == run) {
+                        *word
+                    } else {
+                        let kept = old.iter().find(|word| self.holds(**word, &run, length, maglev)).copied();
+                        let word = match kept {
+                            Some(word) => word,
+                            None => match self.put_run(&run, length, maglev) {
+                                Ok(word) => word,
+                                Err(error) => {
+                                    for (_, word) in made {
+                                        self.rest_run_unless(word, &old);
+                                    }
+                                    return Err(error);
+                                }
+                            },
+                        };
+                        made.push((run, word));
+                        word
+                    }
+                }
+            };
+        }
+        Ok(words)
+    }
+
+    /// A run's slots as ids, and how many of them are selectable. Backends without an id are left out.
+    fn run_content(&self, plan: &GroupPlan, slots: &[u32], maglev: bool) -> (Vec<u32>, u32) {
+        let Some(group) = self.groups.get(&plan.key) else { return (Vec::new(), 0) };
+        let id = |index: &u32| {
+            let backend = plan.backends.get(*index as usize)?;
+            group.backends.get(&Identity::from(backend)).copied()
+        };
+        let mut run: Vec<u32> = slots.iter().filter_map(id).collect();
+        let length = run.len() as u32;
+        if maglev {
+            let members: BTreeSet<u32> = run.iter().copied().collect();
+            run.push(members.len() as u32);
+            run.extend(members);
+        } else {
+            run.sort_unstable();
+        }
+        (run, length)
+    }
+
+    /// Whether a word leads to exactly this run.
+    fn holds(&self, word: Word, run: &[u32], length: u32, maglev: bool) -> bool {
+        word.is_maglev() == maglev
+            && word.length() == length
+            && self.run_of(word).is_some_and(|(offset, total)| {
+                total as usize == run.len() && (offset..).zip(run).all(|(i, id)| self.datapath.slot(i) == *id)
+            })
+    }
+
+    fn put_run(&mut self, run: &[u32], length: u32, maglev: bool) -> Result<Word> {
+        let total = run.len() as u32;
+        let mut offset = self.runs.take(total);
+        if offset.is_none() {
+            self.reclaim()?;
+            offset = self.runs.take(total);
+        }
+        let capacity = self.datapath.limits().slots;
+        let offset =
+            offset.ok_or(Error::NoSpace { map: maps::TABLES, capacity, flag: "--max-table-slots" })?;
+        for (slot, id) in (offset..).zip(run) {
+            if let Err(error) = self.datapath.put_slot(slot, *id) {
+                self.runs.release(offset, total); // nothing names it
+                return Err(error);
+            }
+        }
+        Ok(Word::forward(offset, length, maglev))
+    }
+
+    /// Step 5, and what the old words led to rests.
+    fn put_words(&mut self, plan: &GroupPlan, words: [Word; 3]) -> Result<()> {
+        for (index, scope) in SCOPES.into_iter().enumerate() {
+            let Some(group) = self.groups.get_mut(&plan.key) else { return Ok(()) };
+            let old = group.words[index];
+            if old == words[index] {
+                continue;
+            }
+            if let Err(error) = self.datapath.put_word(word_index(group.id, scope), words[index].0) {
+                // Runs that were made for this and later scopes have no word: they rest.
+                let kept = group.words;
+                let unused: BTreeSet<u64> =
+                    words[index..].iter().filter(|w| !kept.contains(w)).map(|w| w.0).collect();
+                for word in unused {
+                    self.rest_run_unless(Word(word), &kept);
+                }
+                return Err(error);
+            }
+            group.words[index] = words[index];
+            // A run still wanted by a later scope is in `words`.
+            let mut named = group.words.to_vec();
+            named.extend(words);
+            self.rest_run_unless(old, &named);
+        }
+        Ok(())
+    }
+
+    /// The run of a word rests, unless one of `named` leads to it too.
+    fn rest_run_unless(&mut self, word: Word, named: &[Word]) {
+        let Some((offset, length)) = self.run_of(word) else { return };
+        if !named.iter().any(|other| self.run_of(*other).is_some_and(|(o, _)| o == offset)) {
+            self.resting.run(offset, length);
+        }
+    }
+
+    /// Datagram flows leave backends that serve no more, and may stay with those that do (`semantics.md` 10.1).
+    fn retire(&mut self, plan: &GroupPlan) -> Result<()> {
+        let Some(group) = self.groups.get(&plan.key) else { return Ok(()) };
+        for backend in &plan.backends {
+            let Some(id) = group.backends.get(&Identity::from(backend)) else { continue };
+            if (self.datapath.connections(*id) & RETIRED != 0) == backend.serving {
+                self.datapath.set_retired(*id, !backend.serving)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Step 6.
+    fn put_frontend(&mut self, group: &GroupKey, key: &FrontendKey, kind: u32) -> Result<()> {
+        let Some(programmed) = self.groups.get(group) else { return Ok(()) };
+        let value = match kind {
+            KIND_UNKNOWN_PORT => Frontend { service: 0, kind }, // the same whoever owns it
+            _ => Frontend { service: programmed.id, kind },
+        };
+        let actual = self.frontends.get(key).copied();
+        if actual != Some(value) {
+            if self.deleted {
+                self.grace()?;
+            }
+            self.datapath.put_frontend(key, &value)?;
+            self.frontends.insert(*key, value);
+            self.deleted |= actual.is_some(); // replaced: the old element is free now
+        }
+        if let Some(programmed) = self.groups.get_mut(group) {
+            programmed.frontends.insert(*key);
+        }
+        Ok(())
+    }
+
+    /// Backends in no slice any more.
+    fn drop_backends(&mut self, plan: &GroupPlan) -> Result<()> {
+        let wanted: BTreeSet<Identity> = plan.backends.iter().map(Identity::from).collect();
+        let Some(group) = self.groups.get(&plan.key) else { return Ok(()) };
+        let gone: Vec<Identity> = group.backends.keys().filter(|i| !wanted.contains(i)).copied().collect();
+        self.release_backends(&plan.key, &gone)
+    }
+
+    fn release_backends(&mut self, key: &GroupKey, gone: &[Identity]) -> Result<()> {
+        let Some(group) = self.groups.get_mut(key) else { return Ok(()) };
+        for identity in gone {
+            if let Some(id) = group.backends.get(identity).copied() {
+                self.datapath.set_retired(id, true)?;
+                group.backends.remove(identity);
+                self.resting.backend(id);
+                let Identity { addr, port, local: _ } = *identity;
+                self.removed.push(Removed { addr, port, proto: key.protocol.number() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps 7 to 9.
+    pub(super) fn clear(&mut self, work: &Work<'_>, is_claimed: &dyn Fn(&FrontendKey) -> bool) -> Result<()> {
+        let owned: BTreeSet<FrontendKey> = work.frontends.iter().map(|(key, _)| *key).collect();
+        let Some(group) = self.groups.get(work.key) else { return Ok(()) };
+        let id = group.id;
+        let gone: Vec<FrontendKey> = group.frontends.difference(&owned).copied().collect();
+        for key in gone {
+            let is_ours = self.frontends.get(&key).is_some_and(|f| match f.kind {
+                KIND_UNKNOWN_PORT => !is_claimed(&key),
+                _ => f.service == id,
+            });
+            if is_ours {
+                self.remove_frontend(&key)?;
+            }
+            if let Some(group) = self.groups.get_mut(work.key) {
+                group.frontends.remove(&key);
+            }
+        }
+        match work.plan {
+            Some(plan) => {
+                for (index, scope) in plan.scopes.iter().enumerate() {
+                    if *scope == ScopePlan::Unused {
+                        self.clear_word(work.key, index)?;
+                    }
+                }
+                self.remove_ranges(work.key, &wanted_ranges(id, &plan.source_ranges).collect())
+            }
+            None => self.dismantle(work.key),
+        }
+    }
+
+    fn dismantle(&mut self, key: &GroupKey) -> Result<()> {
+        for index in 0..SCOPES.len() {
+            self.clear_word(key, index)?;
+        }
+        self.put_config(key, Config(0))?;
+        self.remove_ranges(key, &BTreeSet::new())?;
+        let Some(group) = self.groups.get(key) else { return Ok(()) };
+        let gone: Vec<Identity> = group.backends.keys().copied().collect();
+        self.release_backends(key, &gone)?;
+        if let Some(group) = self.groups.remove(key) {
+            self.resting.service(group.id); // its name goes when it has rested
+        }
+        Ok(())
+    }
+
+    fn clear_word(&mut self, key: &GroupKey, index: usize) -> Result<()> {
+        let Some(group) = self.groups.get_mut(key) else { return Ok(()) };
+        let old = group.words[index];
+        if old == Word::default() {
+            return Ok(());
+        }
+        self.datapath.put_word(word_index(group.id, SCOPES[index]), 0)?;
+        group.words[index] = Word::default();
+        let named = group.words;
+        self.rest_run_unless(old, &named);
+        Ok(())
+    }
+
+    fn remove_ranges(&mut self, key: &GroupKey, wanted: &BTreeSet<RangeKey>) -> Result<()> {
+        let Some(group) = self.groups.get_mut(key) else { return Ok(()) };
+        let gone: Vec<RangeKey> = group.ranges.difference(wanted).copied().collect();
+        for range in gone {
+            self.datapath.remove_source_range(&range)?;
+            group.ranges.remove(&range);
+        }
+        Ok(())
+    }
+
+    /// The element may not be used again before a grace period is over.
+    pub(super) fn remove_frontend(&mut self, key: &FrontendKey) -> Result<()> {
+        self.datapath.remove_frontend(key)?;
+        self.frontends.remove(key);
+        self.deleted = true;
+        Ok(())
+    }
+}
+
+fn wanted_ranges(service: u32, ranges: &[IpNet]) -> impl Iterator<Item = RangeKey> {
+    ranges.iter().map(move |net| {
+        let bits = match net {
+            IpNet::V4(v4) => 96 + u32::from(v4.prefix_len()),
+            IpNet::V6(v6) => u32::from(v6.prefix_len()),
+        };
+        (SERVICE_BITS + bits, SourceRange { service: service.to_be(), addr: net.network().into() })
+    })
+}
