@@ -19,7 +19,10 @@ use sheave_ebpf::{
     },
 };
 
-use crate::view::{Items, LbBackendView, LbView};
+use crate::{
+    datapath::Datapath,
+    view::{Items, LbBackendView, LbView},
+};
 
 /// The tables, readable. What is out of range reads as zero.
 pub trait ReadTables {
@@ -35,6 +38,28 @@ pub trait ReadTables {
     fn connections(&self, id: u32) -> u64;
     /// Who a service id is.
     fn name(&self, service: u32) -> Option<ServiceName>;
+}
+
+/// What can be written can be read.
+impl<D: Datapath> ReadTables for D {
+    fn frontends(&self) -> Vec<(FrontendKey, Frontend)> {
+        Datapath::frontends(self).unwrap_or_default()
+    }
+    fn word(&self, index: u32) -> u64 {
+        Datapath::word(self, index)
+    }
+    fn slot(&self, index: u32) -> u32 {
+        Datapath::slot(self, index)
+    }
+    fn backend(&self, id: u32) -> Backend {
+        Datapath::backend(self, id)
+    }
+    fn connections(&self, id: u32) -> u64 {
+        sheave_ebpf::backend::connections(Datapath::connections(self, id))
+    }
+    fn name(&self, service: u32) -> Option<ServiceName> {
+        Datapath::name(self, service)
+    }
 }
 
 /// One row a frontend, or two where inside and outside clients are treated differently; by address, port and protocol.

@@ -5,16 +5,18 @@
 pub mod api;
 pub mod cli;
 pub mod datapath;
+pub mod engine;
 pub mod exit;
+pub mod host;
 pub mod lb;
 pub mod logging;
 pub mod model;
 pub mod options;
 pub mod plan;
+pub mod reconcile;
 pub mod render;
 pub mod run;
 pub mod source;
-pub mod reconcile;
 pub mod view;
 
 /// The kernel side, as built by build.rs.

@@ -6,9 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ipnet::IpNet;
-
-use crate::{model::ServiceName, plan::group::PlanOptions};
+use crate::{
+    datapath::Limits,
+    model::ServiceName,
+    plan::{group::PlanOptions, node_ports::NodePortAddresses},
+};
 
 /// Everything [`run`](crate::run::run) needs to know.
 #[derive(Clone, Debug)]
@@ -89,44 +91,4 @@ impl Default for HostPaths {
     fn default() -> Self {
         Self { bpffs: Path::new(Self::DEFAULT_BPFFS).to_owned(), run_dir: Path::new(Self::DEFAULT_RUN_DIR).to_owned() }
     }
-}
-
-/// Entries that each map can hold. Arrays are paid for when written; hashes when made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Addresses and ports that Services answer on.
-    pub frontends: u32,
-    /// Backend ids, those at rest included.
-    pub backends: u32,
-    /// Slots of all table runs together.
-    pub slots: u32,
-    /// Clients with session affinity.
-    pub affinity: u32,
-    /// Peers that unconnected UDP sockets talk to.
-    pub peers: u32,
-    /// Networks of all loadBalancerSourceRanges together.
-    pub source_ranges: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            frontends: 65_536,
-            backends: 262_144,
-            slots: 1_048_576,
-            affinity: 65_536,
-            peers: 65_536,
-            source_ranges: 65_536,
-        }
-    }
-}
-
-/// On which of the node's addresses NodePorts answer (`semantics.md` 12.5).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// The addresses of this node's Node object.
-    #[default]
-    Primary,
-    /// Every address of an interface inside one of these networks.
-    Within(Vec<IpNet>),
 }

@@ -1,12 +1,282 @@
 //! Wiring and the event loop.
+//!
+//! The engine lives in a thread of its own and is the only writer; sources, the API socket and netlink run on the
+//! main thread and reach it through channels. Every wake-up is one arm of one `select!`.
 
-use crate::options::AgentOptions;
+use std::{collections::BTreeMap, net::IpAddr, thread, time::Duration};
 
-/// Runs the agent until it is told to stop.
+use anyhow::Context as _;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    api::{self, ApiHandle, Request},
+    datapath::{
+        Datapath, addresses, attach, discard,
+        kernel::Kernel,
+        load::{self, Features, Switches},
+        pins::Pins,
+    },
+    engine::{Engine, EngineOptions, StatusInput},
+    host::Host,
+    options::{AgentOptions, SourceOptions},
+    reconcile::Reconciler,
+    source::{self, SourceEvent, SourceState, convert::ConvertOptions},
+    view::FeatureView,
+};
+
+/// After a failed write, how long until it is tried again; doubled up to [`LONGEST_RETRY`].
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
+/// Freed entries rest at least so long: long enough that a burst of changes costs one grace period.
+const REST: Duration = Duration::from_secs(1);
+/// Everything is compared again so often, like kube-proxy's full resync.
+const RESYNC: Duration = Duration::from_secs(3600);
+
+/// Runs the agent until it is told to stop. What is attached stays.
 ///
 /// # Errors
-///
 /// [`Refused`](crate::exit::Refused) when this host is not fit; else what broke.
 pub fn run(options: AgentOptions) -> anyhow::Result<()> {
-    anyhow::bail!("the agent of node {} is not built in yet", options.node_name)
+    let host = Host::prepare(&options)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    runtime.block_on(serve(options, &host))
+}
+
+async fn serve(options: AgentOptions, host: &Host) -> anyhow::Result<()> {
+    let has_discard = match discard::ensure().await {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!(%error, "cannot make the discard device; connections that should meet silence fail with ETIMEDOUT");
+            false
+        }
+    };
+    let features = Features::probe(has_discard);
+    let pins = Pins::below(&options.paths.bpffs);
+    let switches = Switches {
+        host_only: options.host_sockets_only,
+        loopback_node_ports: options.plan.loopback_node_ports,
+        bind_protection: options.bind_protection,
+        track_tcp: options.close_tcp,
+    };
+    let mut loaded = load::load(&pins, &options.limits, switches, features)?;
+    let reconciler = Reconciler::adopt(Kernel::open(&pins)?)?;
+    attach::attach(&mut loaded.ebpf, &host.cgroup_root, &pins, options.bind_protection)?;
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+
+    let mut plan = options.plan.clone();
+    // Bind protection knows a wildcard bind by the NodePort's loopback entry; the programs serve it only when asked.
+    plan.loopback_node_ports |= options.bind_protection;
+    let engine = Engine::new(
+        EngineOptions {
+            node: options.node_name.as_str().into(),
+            plan,
+            node_ports: options.node_port_addresses.clone(),
+        },
+        reconciler,
+    );
+    let (events, told) = mpsc::unbounded_channel();
+    let (requests, asked) = mpsc::channel(16);
+    let (bump, version) = watch::channel(0);
+    let interfaces = addresses::follow().await.context("cannot follow this host's addresses")?;
+    let (stop, stopped) = oneshot::channel();
+    let core = Core {
+        engine,
+        told,
+        asked,
+        interfaces,
+        stopped,
+        bump,
+        source: SourceState::default(),
+        problems: BTreeMap::new(),
+        warnings: loaded.warnings,
+        features: feature_views(features),
+    };
+    let core = thread::Builder::new()
+        .name("engine".to_owned())
+        .spawn(move || core.run())
+        .context("cannot start the engine")?;
+
+    let listener = api::bind(&options.paths.socket()).context("cannot open the agent's socket")?;
+    let api = tokio::spawn(api::serve(listener, ApiHandle { requests, version }));
+    start_source(&options, events).await?;
+    tracing::info!(node = options.node_name, cgroup = %host.cgroup_root.display(), pins = %pins.root.display(), "sheave is running");
+
+    let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = interrupt.recv() => {}
+        ended = api => tracing::error!(?ended, "the agent's socket failed"),
+    }
+    drop(stop);
+    if core.join().is_err() {
+        anyhow::bail!("the engine ended with a defect; the kernel keeps what it has");
+    }
+    tracing::info!("sheave ends; the kernel goes on forwarding");
+    Ok(())
+}
+
+async fn start_source(options: &AgentOptions, events: source::Sender) -> anyhow::Result<()> {
+    let convert = ConvertOptions { proxy_name: None, skip: options.skip_services.clone() };
+    match &options.source {
+        SourceOptions::Manifests(directory) => source::manifests::start(directory, convert, events),
+        SourceOptions::Kubernetes { kubeconfig, api_servers } => {
+            let access = source::kube::Access {
+                kubeconfig: kubeconfig.clone(),
+                servers: api_servers.iter().map(ToString::to_string).collect(),
+            };
+            source::kube::start(access, &convert, events).await
+        }
+    }
+}
+
+/// What the engine's thread owns.
+struct Core<D> {
+    engine: Engine<D>,
+    told: mpsc::UnboundedReceiver<SourceEvent>,
+    asked: mpsc::Receiver<Request>,
+    interfaces: watch::Receiver<Vec<IpAddr>>,
+    stopped: oneshot::Receiver<()>,
+    bump: watch::Sender<u64>,
+    source: SourceState,
+    /// By object.
+    problems: BTreeMap<String, String>,
+    warnings: Vec<String>,
+    features: Vec<FeatureView>,
+}
+
+impl<D: Datapath + Counters> Core<D> {
+    fn run(mut self) {
+        match tokio::runtime::Builder::new_current_thread().enable_time().build() {
+            Ok(runtime) => runtime.block_on(self.events()),
+            Err(error) => tracing::error!(%error, "cannot start the engine's timers"),
+        }
+    }
+
+    async fn events(&mut self) {
+        let addresses = self.interfaces.borrow_and_update().clone();
+        self.engine.set_interfaces(addresses);
+        let far = || Instant::now() + RESYNC;
+        let (mut retry, mut rest, mut resync) = (None, None, far());
+        let mut pause = FIRST_RETRY;
+        loop {
+            let timer = [retry, rest, Some(resync)].into_iter().flatten().min().unwrap_or(resync);
+            tokio::select! {
+                _ = &mut self.stopped => return,
+                Some(event) = self.told.recv() => {
+                    self.take(event);
+                    // What came together is planned together.
+                    while let Ok(event) = self.told.try_recv() {
+                        self.take(event);
+                    }
+                }
+                changed = self.interfaces.changed(), if self.interfaces.has_changed().is_ok() => {
+                    if changed.is_ok() {
+                        let addresses = self.interfaces.borrow_and_update().clone();
+                        self.engine.set_interfaces(addresses);
+                    }
+                }
+                Some(request) = self.asked.recv() => {
+                    self.answer(request);
+                    continue;
+                }
+                () = sleep_until(timer) => {}
+            }
+            let now = Instant::now();
+            if resync <= now {
+                self.engine.resync();
+                resync = far();
+            }
+            if rest.is_some_and(|at| at <= now) {
+                rest = self.engine.reclaim().then(|| now + REST);
+            }
+            let done = self.engine.flush();
+            if self.engine.is_resting() && rest.is_none() {
+                rest = Some(now + REST);
+            }
+            if done {
+                (retry, pause) = (None, FIRST_RETRY);
+            } else if retry.is_none_or(|at| at <= now) {
+                retry = Some(now + pause);
+                pause = (pause * 2).min(LONGEST_RETRY);
+            }
+            for _removed in self.engine.take_removed() {}
+            self.bump.send_modify(|version| *version += 1);
+        }
+    }
+
+    fn take(&mut self, event: SourceEvent) {
+        match event {
+            SourceEvent::Update(update) => self.engine.update(update),
+            SourceEvent::Problem { object, message } => {
+                tracing::warn!(object, "{message}");
+                self.problems.insert(object, message);
+            }
+            SourceEvent::Resolved { object } => {
+                tracing::info!(object, "the object is well now, or gone");
+                self.problems.remove(&object);
+            }
+            SourceEvent::State(state) => {
+                if state.problems.is_empty() {
+                    tracing::info!(source = state.source, "the source is in step");
+                }
+                for problem in state.problems.iter().filter(|p| !self.source.problems.contains(p)) {
+                    tracing::warn!(source = state.source, "{problem}");
+                }
+                self.source = state;
+            }
+        }
+    }
+
+    /// Whoever asked may have gone; that is no concern of ours.
+    fn answer(&self, request: Request) {
+        match request {
+            Request::Services(reply) => drop(reply.send(self.engine.services())),
+            Request::Status(reply) => {
+                let input = StatusInput {
+                    source: self.source.source.clone(),
+                    source_problems: self.source.problems.clone(),
+                    problems: self.warnings.iter().chain(self.problems.values()).cloned().collect(),
+                    features: self.features.clone(),
+                    counters: self.engine.datapath().counters(),
+                };
+                drop(reply.send(self.engine.status(input)));
+            }
+        }
+    }
+}
+
+/// What the programs counted.
+pub trait Counters {
+    /// Sums over all CPUs, by name.
+    fn counters(&self) -> BTreeMap<String, u64>;
+}
+
+impl Counters for Kernel {
+    fn counters(&self) -> BTreeMap<String, u64> {
+        self.counts().into_iter().map(|(counter, count)| (counter.name().to_owned(), count)).collect()
+    }
+}
+
+fn feature_views(features: Features) -> Vec<FeatureView> {
+    let Features { set_retval, host_netns, discard } = features;
+    let feature = |name: &str, available: bool, consequence: &str| FeatureView {
+        name: name.to_owned(),
+        available,
+        consequence: consequence.to_owned(),
+    };
+    vec![
+        feature("set-retval", set_retval, "without it a refused connection reads EPERM instead of ECONNREFUSED"),
+        feature(
+            "netns-cookie",
+            host_netns != 0,
+            "without it NodePorts do not answer on loopback and binding to a NodePort is not refused",
+        ),
+        feature("discard-route", discard, "without it connections that must meet silence fail with ETIMEDOUT at once"),
+    ]
 }

@@ -16,12 +16,14 @@ use ipnet::IpNet;
 
 use super::host::HostArgs;
 use crate::{
+    datapath::Limits,
     logging::{self, LogFormat},
     model::{Algorithm, ServiceName},
-    options::{AgentOptions, Limits, NodePortAddresses, SourceOptions},
+    options::{AgentOptions, SourceOptions},
     plan::{
         group::{ExternalIps, PlanOptions},
         maglev,
+        node_ports::NodePortAddresses,
     },
     run,
 };
@@ -267,13 +269,8 @@ fn bind_address(flag: &str, text: &str, port: u16) -> anyhow::Result<Option<Sock
 }
 
 fn node_port_addresses(texts: &[String]) -> anyhow::Result<NodePortAddresses> {
-    let networks = texts.iter().filter(|t| *t != "primary" && !t.is_empty());
-    let networks: Vec<IpNet> = networks
-        .map(|t| t.parse().with_context(|| format!("--nodeport-addresses: {t:?} is no network such as 192.0.2.0/24")))
-        .collect::<anyhow::Result<_>>()?;
-    let primary = texts.iter().any(|t| t == "primary");
-    ensure!(!primary || networks.is_empty(), "--nodeport-addresses: either \"primary\" or networks, not both");
-    Ok(if networks.is_empty() { NodePortAddresses::Primary } else { NodePortAddresses::Within(networks) })
+    let text = texts.join(",");
+    text.parse().map_err(|problem| anyhow::anyhow!("--nodeport-addresses: {problem}"))
 }
 
 fn api_server(text: &str) -> Result<http::Uri, String> {

@@ -75,9 +75,7 @@ fn attach_one(ebpf: &mut Ebpf, name: &str, cgroup: &fs::File, pin: &Path) -> Res
         _ => return Err(missing()),
     };
     let link: FdLink = link.map_err(|e| refused(&e))?;
-    link.pin(pin)
-        .map(drop)
-        .map_err(|e| Error::Incompatible(format!("cannot pin the link of {name}: {}", flatten(&e))))
+    link.pin(pin).map(drop).map_err(|e| Error::Incompatible(format!("cannot pin the link of {name}: {}", flatten(&e))))
 }
 
 fn remove_pin(pin: &Path) -> Result<()> {

@@ -64,14 +64,15 @@ async fn index(handle: &Handle) -> Option<u32> {
     links.try_next().await.ok().flatten().map(|link| link.header.index)
 }
 
-/// Removes the device, and with it the routes; says whether it was there.
+/// Removes the device, and with it the routes; says whether it was there. `dry_run` only says.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub async fn remove() -> anyhow::Result<bool> {
+pub async fn remove(dry_run: bool) -> anyhow::Result<bool> {
     let (connection, handle, _) = new_connection()?;
     let task = tokio::spawn(connection);
     let result = match index(&handle).await {
+        Some(_) if dry_run => Ok(true),
         Some(index) => handle.link().del(index).execute().await.map(|()| true),
         None => Ok(false),
     };

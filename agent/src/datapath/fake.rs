@@ -126,6 +126,10 @@ impl Datapath for Fake {
         Ok(self.names.iter().map(|(k, v)| (*k, *v)).collect())
     }
 
+    fn name(&self, service: u32) -> Option<ServiceName> {
+        self.names.get(&service).copied()
+    }
+
     fn put_name(&mut self, service: u32, name: &ServiceName) -> Result<()> {
         self.write(|fake| {
             fake.names.insert(service, *name);

@@ -4,12 +4,13 @@ use std::{io, sync::atomic::Ordering};
 
 use aya::{
     Pod,
-    maps::{HashMap, LpmTrie, Map, MapData, MapError, lpm_trie},
+    maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, lpm_trie},
     sys::SyscallError,
 };
 use sheave_ebpf::{
     addr::Addr,
     backend::{Backend, RETIRED},
+    counter::Counter,
     frontend::{Frontend, FrontendKey},
     maps,
     names::ServiceName,
@@ -33,6 +34,7 @@ pub struct Kernel {
     backends: Words,
     connections: Words,
     meta: Words,
+    counters: PerCpuArray<MapData, u64>,
 }
 
 impl Kernel {
@@ -69,7 +71,16 @@ impl Kernel {
             backends: Words::new(maps::BACKENDS, &backends)?,
             connections: Words::new(maps::CONNECTIONS, &open(maps::CONNECTIONS)?)?,
             meta: Words::new(maps::META, &open(maps::META)?)?,
+            counters: PerCpuArray::try_from(Map::PerCpuArray(open(maps::COUNTERS)?))
+                .map_err(|e| Error::Incompatible(format!("map {}: {}", maps::COUNTERS, flatten(&e))))?,
         })
+    }
+
+    /// What the programs counted, summed over all CPUs.
+    #[must_use]
+    pub fn counts(&self) -> Vec<(Counter, u64)> {
+        let sum = |c: Counter| self.counters.get(&(c as u32), 0).map_or(0, |per_cpu| per_cpu.iter().sum());
+        Counter::ALL.iter().map(|counter| (*counter, sum(*counter))).collect()
     }
 }
 
@@ -148,6 +159,10 @@ impl Datapath for Kernel {
         entries(&self.names, maps::NAMES)
     }
 
+    fn name(&self, service: u32) -> Option<ServiceName> {
+        self.names.get(&service, 0).ok()
+    }
+
     fn put_name(&mut self, service: u32, name: &ServiceName) -> Result<()> {
         let full = |e| failed(e, maps::NAMES, self.limits.frontends, "--max-frontends");
         self.names.insert(&service, name, 0).map_err(full)
@@ -194,9 +209,8 @@ impl Datapath for Kernel {
 
     fn backend(&self, id: u32) -> Backend {
         let word = |i| self.backends.get(id, i).map_or(0, |w| w.load(Ordering::Acquire)).to_ne_bytes();
-        let halves = |w: [u8; 8]| {
-            [u32::from_ne_bytes([w[0], w[1], w[2], w[3]]), u32::from_ne_bytes([w[4], w[5], w[6], w[7]])]
-        };
+        let halves =
+            |w: [u8; 8]| [u32::from_ne_bytes([w[0], w[1], w[2], w[3]]), u32::from_ne_bytes([w[4], w[5], w[6], w[7]])];
         let ([a, b], [c, d], last) = (halves(word(0)), halves(word(1)), word(2));
         Backend {
             addr: Addr { words: [a, b, c, d] },

@@ -73,8 +73,7 @@ fn netns_cookie() -> io::Result<u64> {
     let (mut cookie, mut length) = (0_u64, libc::socklen_t::try_from(size_of::<u64>()).unwrap_or(8));
     let into = (&raw mut cookie).cast();
     // SAFETY: both pointers live across the call, and the length is the cookie's.
-    let r =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, into, &raw mut length) };
+    let r = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, into, &raw mut length) };
     if r == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 

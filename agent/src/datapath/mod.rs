@@ -3,6 +3,7 @@
 //! [`Datapath`] is everything that [`reconcile`](crate::reconcile) may do to the tables. Two implementations: kernel
 //! maps ([`kernel`]) and memory with seeded faults ([`fake`]); the same scenarios run on both.
 
+pub mod addresses;
 pub mod attach;
 pub mod discard;
 pub mod fake;
@@ -21,6 +22,8 @@ use sheave_ebpf::{
     names::ServiceName,
     source_range::SourceRange,
 };
+
+use crate::{lb::ReadTables, options::HostPaths};
 
 /// What can go wrong below; typed where somebody branches.
 #[derive(Debug, thiserror::Error)]
@@ -105,6 +108,8 @@ pub trait Datapath {
 
     /// All names, by service id.
     fn names(&self) -> Result<Vec<(u32, ServiceName)>>;
+    /// The name of one id.
+    fn name(&self, service: u32) -> Option<ServiceName>;
     /// Names a service id.
     fn put_name(&mut self, service: u32, name: &ServiceName) -> Result<()>;
     /// The id stands for nobody any more.
@@ -146,4 +151,25 @@ pub trait Datapath {
 
     /// Waits until no program that runs now can still hold what it read before (some 10 ms).
     fn grace_period(&mut self) -> Result<()>;
+}
+
+/// Opens the pinned maps for reading.
+///
+/// # Errors
+/// When there are none, or they are not what this build expects.
+pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadTables>> {
+    Ok(Box::new(kernel::Kernel::open(&pins::Pins::below(&paths.bpffs))?))
+}
+
+/// Detaches and unpins everything; returns a line for each thing removed. `dry_run` only says what would be.
+///
+/// # Errors
+/// When something could not be removed.
+pub fn cleanup(paths: &HostPaths, dry_run: bool) -> anyhow::Result<Vec<String>> {
+    let mut removed = attach::cleanup(&pins::Pins::below(&paths.bpffs), dry_run)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if runtime.block_on(discard::remove(dry_run))? {
+        removed.push(format!("device {}", discard::DEVICE));
+    }
+    Ok(removed)
 }

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use sheave_ebpf::{
     addr::Addr,
-    frontend::{Frontend, FrontendKey},
+    frontend::{Frontend, FrontendKey, KIND_UNKNOWN_PORT},
     service::{Config, Word},
 };
 
@@ -36,6 +36,9 @@ use crate::{
     },
 };
 use rest::Resting;
+
+/// The entry for unknown ports; nobody owns it.
+const UNKNOWN_PORT: Frontend = Frontend { service: 0, kind: KIND_UNKNOWN_PORT };
 
 /// What tells backends of one service apart; any change is another backend, since an id in use is never rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,12 +115,8 @@ pub struct Reconciler<D> {
 
 impl<D: Datapath> Reconciler<D> {
     /// Brings groups in line; returns those that could not be, with the reason. They keep what they had, as far as
-    /// it is still wanted. `is_claimed` tells whether any group wants a frontend.
-    pub fn apply(
-        &mut self,
-        work: &[Work<'_>],
-        is_claimed: &dyn Fn(&FrontendKey) -> bool,
-    ) -> Vec<(GroupKey, Error)> {
+    /// it is still wanted.
+    pub fn apply(&mut self, work: &[Work<'_>]) -> Vec<(GroupKey, Error)> {
         let mut failed = Vec::new();
         for group in work {
             self.problems.remove(group.key);
@@ -126,7 +125,7 @@ impl<D: Datapath> Reconciler<D> {
             }
         }
         for group in work {
-            if let Err(error) = self.clear(group, is_claimed) {
+            if let Err(error) = self.clear(group) {
                 failed.push((group.key.clone(), error));
             }
         }
@@ -134,23 +133,32 @@ impl<D: Datapath> Reconciler<D> {
         failed
     }
 
-    /// Removes what nobody wants: groups that are not in `wanted`, frontends and ranges without an owner. Only to be
-    /// called once every source has delivered its first complete list (invariant 3).
+    /// Adds or removes the entry that stands for the unknown ports of an address (V-4).
+    ///
+    /// # Errors
+    /// What the kernel refused; calling again is right.
+    pub fn set_unknown_port(&mut self, key: &FrontendKey, wanted: bool) -> Result<()> {
+        match (wanted, self.frontends.get(key)) {
+            (true, Some(actual)) if *actual == UNKNOWN_PORT => Ok(()),
+            (true, _) => self.write_frontend(key, UNKNOWN_PORT),
+            (false, Some(_)) => self.remove_frontend(key),
+            (false, None) => Ok(()),
+        }
+    }
+
+    /// Removes what nobody wants: groups and entries for unknown ports that are not wanted, frontends and ranges
+    /// without an owner. Only to be called once every source has delivered its first complete list (invariant 3).
     ///
     /// # Errors
     /// What the kernel refused; calling again goes on.
-    pub fn prune(
-        &mut self,
-        wanted: &dyn Fn(&GroupKey) -> bool,
-        is_claimed: &dyn Fn(&FrontendKey) -> bool,
-    ) -> Result<()> {
+    pub fn prune(&mut self, wanted: &dyn Fn(&GroupKey) -> bool, unknown_ports: &BTreeSet<FrontendKey>) -> Result<()> {
         let gone: Vec<GroupKey> = self.groups.keys().filter(|key| !wanted(key)).cloned().collect();
         for key in &gone {
-            self.clear(&Work { key, plan: None, frontends: Vec::new() }, is_claimed)?;
+            self.clear(&Work { key, plan: None, frontends: Vec::new() })?;
         }
-        let owned: BTreeSet<FrontendKey> = self.groups.values().flat_map(|g| g.frontends.iter().copied()).collect();
-        let orphans: Vec<FrontendKey> =
-            self.frontends.keys().filter(|key| !owned.contains(*key) && !is_claimed(key)).copied().collect();
+        let owned: BTreeSet<&FrontendKey> = self.groups.values().flat_map(|g| &g.frontends).collect();
+        let is_orphan = |key: &&FrontendKey| !owned.contains(key) && !unknown_ports.contains(key);
+        let orphans: Vec<FrontendKey> = self.frontends.keys().filter(is_orphan).copied().collect();
         for key in orphans {
             self.remove_frontend(&key)?;
         }
@@ -167,6 +175,12 @@ impl<D: Datapath> Reconciler<D> {
     #[must_use]
     pub fn problem(&self, key: &GroupKey) -> Option<&str> {
         self.problems.get(key).map(String::as_str)
+    }
+
+    /// Any of the problems, to show an example.
+    #[must_use]
+    pub fn first_problem(&self) -> Option<&str> {
+        self.problems.values().next().map(String::as_str)
     }
 
     /// Whether the kernel has this frontend for this group.
@@ -201,5 +215,4 @@ impl<D: Datapath> Reconciler<D> {
     pub const fn datapath_mut(&mut self) -> &mut D {
         &mut self.datapath
     }
-
 }

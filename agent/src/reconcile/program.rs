@@ -4,11 +4,9 @@ use std::collections::BTreeSet;
 
 use sheave_ebpf::{
     backend::{Backend, FLAG_LOCAL, RETIRED},
-    frontend::{Frontend, FrontendKey, KIND_UNKNOWN_PORT},
+    frontend::{Frontend, FrontendKey},
     maps, meta,
-    service::{
-        ALGORITHM_MAGLEV, Config, VERDICT_DROP, VERDICT_REJECT, Word, config_index, word_index,
-    },
+    service::{ALGORITHM_MAGLEV, Config, VERDICT_DROP, VERDICT_REJECT, Word, config_index, word_index},
     source_range::{SERVICE_BITS, SourceRange},
 };
 
@@ -39,7 +37,7 @@ impl<D: Datapath> Reconciler<D> {
             let built = self.build_within(plan, owned, None);
             if matches!(built, Err(Error::NoSpace { .. })) {
                 // What it holds may be just what another service lacks.
-                self.clear(&Work { key: &plan.key, plan: None, frontends: Vec::new() }, &|_| false)?;
+                self.clear(&Work { key: &plan.key, plan: None, frontends: Vec::new() })?;
             }
             return built;
         }
@@ -92,12 +90,7 @@ impl<D: Datapath> Reconciler<D> {
     }
 
     /// Steps 2 to 6; `shortage` = only with the backends and frontends that are there already.
-    fn build_within(
-        &mut self,
-        plan: &GroupPlan,
-        owned: &[(FrontendKey, u32)],
-        shortage: Option<Error>,
-    ) -> Result<()> {
+    fn build_within(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, u32)], shortage: Option<Error>) -> Result<()> {
         let room = shortage.is_none();
         if room {
             self.put_backends(plan)?;
@@ -255,8 +248,7 @@ impl<D: Datapath> Reconciler<D> {
             offset = self.runs.take(total);
         }
         let capacity = self.datapath.limits().slots;
-        let offset =
-            offset.ok_or(Error::NoSpace { map: maps::TABLES, capacity, flag: "--max-table-slots" })?;
+        let offset = offset.ok_or(Error::NoSpace { map: maps::TABLES, capacity, flag: "--max-table-slots" })?;
         for (slot, id) in (offset..).zip(run) {
             if let Err(error) = self.datapath.put_slot(slot, *id) {
                 self.runs.release(offset, total); // nothing names it
@@ -277,8 +269,7 @@ impl<D: Datapath> Reconciler<D> {
             if let Err(error) = self.datapath.put_word(word_index(group.id, scope), words[index].0) {
                 // Runs that were made for this and later scopes have no word: they rest.
                 let kept = group.words;
-                let unused: BTreeSet<u64> =
-                    words[index..].iter().filter(|w| !kept.contains(w)).map(|w| w.0).collect();
+                let unused: BTreeSet<u64> = words[index..].iter().filter(|w| !kept.contains(w)).map(|w| w.0).collect();
                 for word in unused {
                     self.rest_run_unless(Word(word), &kept);
                 }
@@ -316,22 +307,23 @@ impl<D: Datapath> Reconciler<D> {
     /// Step 6.
     fn put_frontend(&mut self, group: &GroupKey, key: &FrontendKey, kind: u32) -> Result<()> {
         let Some(programmed) = self.groups.get(group) else { return Ok(()) };
-        let value = match kind {
-            KIND_UNKNOWN_PORT => Frontend { service: 0, kind }, // the same whoever owns it
-            _ => Frontend { service: programmed.id, kind },
-        };
-        let actual = self.frontends.get(key).copied();
-        if actual != Some(value) {
-            if self.deleted {
-                self.grace()?;
-            }
-            self.datapath.put_frontend(key, &value)?;
-            self.frontends.insert(*key, value);
-            self.deleted |= actual.is_some(); // replaced: the old element is free now
+        let value = Frontend { service: programmed.id, kind };
+        if self.frontends.get(key) != Some(&value) {
+            self.write_frontend(key, value)?;
         }
         if let Some(programmed) = self.groups.get_mut(group) {
             programmed.frontends.insert(*key);
         }
+        Ok(())
+    }
+
+    /// The element of a frontend that was deleted or moved may still be read; only a grace period makes it free.
+    pub(super) fn write_frontend(&mut self, key: &FrontendKey, value: Frontend) -> Result<()> {
+        if self.deleted {
+            self.grace()?;
+        }
+        self.datapath.put_frontend(key, &value)?;
+        self.deleted |= self.frontends.insert(*key, value).is_some();
         Ok(())
     }
 
@@ -358,17 +350,14 @@ impl<D: Datapath> Reconciler<D> {
     }
 
     /// Steps 7 to 9.
-    pub(super) fn clear(&mut self, work: &Work<'_>, is_claimed: &dyn Fn(&FrontendKey) -> bool) -> Result<()> {
+    pub(super) fn clear(&mut self, work: &Work<'_>) -> Result<()> {
         let owned: BTreeSet<FrontendKey> = work.frontends.iter().map(|(key, _)| *key).collect();
         let Some(group) = self.groups.get(work.key) else { return Ok(()) };
         let id = group.id;
         let gone: Vec<FrontendKey> = group.frontends.difference(&owned).copied().collect();
         for key in gone {
-            let is_ours = self.frontends.get(&key).is_some_and(|f| match f.kind {
-                KIND_UNKNOWN_PORT => !is_claimed(&key),
-                _ => f.service == id,
-            });
-            if is_ours {
+            // Step 6 may have given it to its new owner.
+            if self.frontends.get(&key).is_some_and(|actual| actual.service == id) {
                 self.remove_frontend(&key)?;
             }
             if let Some(group) = self.groups.get_mut(work.key) {

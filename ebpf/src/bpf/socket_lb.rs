@@ -9,9 +9,7 @@ use sheave_ebpf::{
     affinity::{AffinityKey, CLIENT_NETNS},
     backend::{Backend, NO_BACKEND, RETIRED},
     counter::Counter,
-    frontend::{
-        Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_UNKNOWN_PORT,
-    },
+    frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_UNKNOWN_PORT},
     proto,
     service::{
         Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP, VERDICT_FORWARD,
@@ -59,11 +57,8 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
                 count::bump(Counter::SocketBroken);
                 return GO_ON;
             };
-            let peers = if key.proto == proto::UDP || maps::track_tcp() {
-                promise(ctx, &key, service, backend)
-            } else {
-                0
-            };
+            let peers =
+                if key.proto == proto::UDP || maps::track_tcp() { promise(ctx, &key, service, backend) } else { 0 };
             remember(ctx, &key, id, peers);
             redirect::<F>(ctx, backend);
             count::bump(Counter::SocketConnect);
@@ -315,8 +310,7 @@ fn peer_key(ctx: &SockAddrContext, addr: &Addr, port: u16, proto: u8) -> PeerKey
 /// Keeps what was dialled, and counts the connection.
 #[inline(always)]
 fn remember(ctx: &SockAddrContext, key: &FrontendKey, backend: u32, peers: u16) {
-    let mut fresh =
-        SocketState { addr: key.addr, port: key.port, flags: CONNECTED | peers, backend, pick: u64::MAX };
+    let mut fresh = SocketState { addr: key.addr, port: key.port, flags: CONNECTED | peers, backend, pick: u64::MAX };
     let state = maps::state_or(ctx, &mut fresh);
     if state.is_null() {
         count::bump(Counter::SocketNoStorage);

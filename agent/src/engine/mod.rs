@@ -1,0 +1,198 @@
+//! The core: what was told, what follows from it, what the kernel has. Synchronous, owned by one thread.
+
+mod context;
+mod views;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use sheave_ebpf::frontend::FrontendKey;
+
+use crate::{
+    datapath::Datapath,
+    model::{Changes, ServiceName, State, Update},
+    plan::{
+        group::{self, GroupKey, NodeContext, PlanOptions},
+        node_ports::NodePortAddresses,
+        tables::Tables,
+    },
+    reconcile::{Reconciler, Removed, Work},
+};
+pub use views::StatusInput;
+
+/// What the engine is told once.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// This node's name.
+    pub node: Arc<str>,
+    /// What the plan depends on.
+    pub plan: PlanOptions,
+    /// Where NodePorts answer.
+    pub node_ports: NodePortAddresses,
+}
+
+/// State, plan and tables.
+pub struct Engine<D> {
+    options: EngineOptions,
+    state: State,
+    tables: Tables,
+    reconciler: Reconciler<D>,
+    /// Addresses of this host's devices.
+    interfaces: Vec<IpAddr>,
+    context: NodeContext,
+    dirty: BTreeSet<ServiceName>,
+    /// Everything is to be planned anew: the first time, and when the context changed.
+    all_dirty: bool,
+    /// The first full pass after the sources were in step is done.
+    has_pruned: bool,
+    /// Groups to be written: touched by the plan, or failed before.
+    pending: BTreeSet<Arc<GroupKey>>,
+    /// Entries for unknown ports to be written: wanted or not.
+    pending_unknown_ports: BTreeMap<FrontendKey, bool>,
+}
+
+impl<D: Datapath> Engine<D> {
+    /// Over tables as a predecessor left them.
+    pub fn new(options: EngineOptions, reconciler: Reconciler<D>) -> Self {
+        Self {
+            options,
+            state: State::default(),
+            tables: Tables::default(),
+            reconciler,
+            interfaces: Vec::new(),
+            context: NodeContext::default(),
+            dirty: BTreeSet::new(),
+            all_dirty: true,
+            has_pruned: false,
+            pending: BTreeSet::new(),
+            pending_unknown_ports: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in what a source tells; [`flush`](Self::flush) acts on it.
+    pub fn update(&mut self, update: Update) {
+        let Changes { services, nodes } = self.state.apply(update);
+        self.dirty.extend(services);
+        if nodes {
+            self.refresh_context();
+        }
+    }
+
+    /// Takes in the addresses of this host's devices.
+    pub fn set_interfaces(&mut self, addresses: Vec<IpAddr>) {
+        self.interfaces = addresses;
+        self.refresh_context();
+    }
+
+    /// Plans and writes what changed. Nothing happens before every source has delivered its first complete list: a
+    /// restart must not shrink what the kernel has (invariant 3). Returns whether everything is written.
+    pub fn flush(&mut self) -> bool {
+        if !self.state.is_synced() {
+            return true;
+        }
+        self.plan();
+        self.write();
+        if !self.has_pruned {
+            let unknown_ports = self.tables.unknown_ports().collect();
+            match self.reconciler.prune(&|key| self.tables.plan(key).is_some(), &unknown_ports) {
+                Ok(()) => self.has_pruned = true,
+                Err(error) => tracing::warn!(%error, "cannot remove what nobody wants any more; trying again"),
+            }
+        }
+        !self.is_behind()
+    }
+
+    /// Something failed and is to be tried again.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        !self.pending.is_empty()
+            || !self.pending_unknown_ports.is_empty()
+            || (self.state.is_synced() && !self.has_pruned)
+    }
+
+    /// Everything is compared with the plan again by the next [`flush`](Self::flush).
+    pub fn resync(&mut self) {
+        self.all_dirty = true;
+        self.has_pruned = false;
+        self.pending.extend(self.tables.groups().map(|(key, _)| key.clone()));
+    }
+
+    /// Gives back what has rested; returns whether something still rests.
+    pub fn reclaim(&mut self) -> bool {
+        if let Err(error) = self.reconciler.reclaim() {
+            tracing::warn!(%error, "cannot give back freed entries; trying again");
+        }
+        self.reconciler.is_resting()
+    }
+
+    /// Whether something freed still rests.
+    #[must_use]
+    pub const fn is_resting(&self) -> bool {
+        self.reconciler.is_resting()
+    }
+
+    /// Backends that left their service since the last call.
+    pub fn take_removed(&mut self) -> Vec<Removed> {
+        self.reconciler.take_removed()
+    }
+
+    /// The tables, for tests that stir them.
+    pub const fn reconciler_mut(&mut self) -> &mut Reconciler<D> {
+        &mut self.reconciler
+    }
+
+    /// The tables, to read.
+    pub const fn datapath(&self) -> &D {
+        self.reconciler.datapath()
+    }
+
+    fn refresh_context(&mut self) {
+        let context = context::of(&self.options, &self.state, &self.interfaces);
+        if context != self.context {
+            self.context = context;
+            self.all_dirty = true;
+        }
+    }
+
+    fn plan(&mut self) {
+        let dirty = std::mem::take(&mut self.dirty);
+        let services: Vec<ServiceName> = if std::mem::take(&mut self.all_dirty) {
+            let mut all: BTreeSet<_> = self.state.services().map(|s| s.name.clone()).collect();
+            all.extend(dirty); // those that went
+            all.into_iter().collect()
+        } else {
+            dirty.into_iter().collect()
+        };
+        for name in services {
+            let plans = self.state.service(&name).map_or_else(Vec::new, |service| {
+                group::plan(service, self.state.slices(&name), &self.context, &self.options.plan)
+            });
+            let touched = self.tables.update(&name, plans);
+            self.pending.extend(touched.groups);
+            self.pending_unknown_ports.extend(touched.unknown_ports_added.into_iter().map(|key| (key, true)));
+            self.pending_unknown_ports.extend(touched.unknown_ports_removed.into_iter().map(|key| (key, false)));
+        }
+    }
+
+    fn write(&mut self) {
+        let pending = std::mem::take(&mut self.pending);
+        let work: Vec<Work<'_>> = pending
+            .iter()
+            .map(|key| Work { key, plan: self.tables.plan(key), frontends: self.tables.owned(key).collect() })
+            .collect();
+        for (key, error) in self.reconciler.apply(&work) {
+            tracing::warn!(service = %key.service, port = %key.port_name, protocol = %key.protocol, %error,
+                "cannot program a service; trying again");
+            self.pending.insert(Arc::new(key));
+        }
+        for (key, wanted) in std::mem::take(&mut self.pending_unknown_ports) {
+            if let Err(error) = self.reconciler.set_unknown_port(&key, wanted) {
+                tracing::debug!(%error, "cannot write the entry for an address's unknown ports; trying again");
+                self.pending_unknown_ports.insert(key, wanted);
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What `svc list` and `status` say.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use sheave_ebpf::frontend::{
+    FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
+};
+
+use super::Engine;
+use crate::{
+    datapath::Datapath,
+    model::{
+        Service,
+        endpoint::{PortEndpoint, of_port},
+    },
+    plan::group::{GroupPlan, ScopePlan},
+    view::{BackendView, FeatureView, FrontendView, Items, MapView, ServiceView, StatusView},
+};
+
+/// What the engine itself does not know of the status.
+#[derive(Clone, Debug, Default)]
+pub struct StatusInput {
+    /// Where objects come from.
+    pub source: String,
+    /// What is wrong with the source.
+    pub source_problems: Vec<String>,
+    /// What is wrong elsewhere: objects that cannot be used, limits not in force.
+    pub problems: Vec<String>,
+    /// Kernel features.
+    pub features: Vec<FeatureView>,
+    /// Counters by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+impl<D: Datapath> Engine<D> {
+    /// Every Service, as wanted.
+    #[must_use]
+    pub fn services(&self) -> Items<ServiceView> {
+        Items { items: self.state.services().map(|service| self.service(service)).collect() }
+    }
+
+    fn service(&self, service: &Service) -> ServiceView {
+        let mut frontends: Vec<FrontendView> =
+            self.tables.of_service(&service.name).flat_map(|(_, plan)| self.frontends(service, plan)).collect();
+        frontends.sort_by(|a, b| {
+            let key = |f: &FrontendView| (kind_order(&f.kind), f.address.parse::<IpAddr>().ok(), f.port);
+            key(a).cmp(&key(b)).then_with(|| a.protocol.cmp(&b.protocol))
+        });
+        ServiceView {
+            namespace: service.name.namespace.to_string(),
+            name: service.name.name.to_string(),
+            kind: service.kind.name().to_owned(),
+            cluster_ips: service.cluster_ips.iter().map(ToString::to_string).collect(),
+            reason: service.no_frontend.as_ref().map(ToString::to_string),
+            labels: service.labels.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+            frontends,
+        }
+    }
+
+    fn frontends(&self, service: &Service, plan: &GroupPlan) -> Vec<FrontendView> {
+        let slices = self.state.slices(&service.name);
+        let endpoints = of_port(slices, &plan.key.port_name, plan.key.protocol, plan.key.family);
+        let shown = plan.frontends.iter().filter_map(|(key, kind)| Some((key, *kind, kind_name(*kind)?)));
+        shown
+            .map(|(key, kind, name)| {
+                let scope = usize::from(kind != KIND_CLUSTER_IP); // what a client on this node gets
+                let selected = selected(plan, scope);
+                FrontendView {
+                    kind: name.to_owned(),
+                    address: IpAddr::from(key.addr).to_string(),
+                    port: u16::from_be(key.port),
+                    protocol: plan.key.protocol.to_string(),
+                    port_name: plan.key.port_name.to_string(),
+                    ready: endpoints.iter().filter(|e| e.endpoint.ready).count(),
+                    total: endpoints.len(),
+                    programmed: self.reconciler.has_frontend(&plan.key, key),
+                    message: self.message(plan, key),
+                    backends: endpoints.iter().map(|e| backend(e, selected.contains(&e.target))).collect(),
+                }
+            })
+            .collect()
+    }
+
+    /// Why a frontend is not in the kernel as wanted.
+    fn message(&self, plan: &GroupPlan, key: &FrontendKey) -> Option<String> {
+        match self.tables.owner(key) {
+            Some(owner) if *owner != plan.key => {
+                Some(format!("the address and port belong to the older Service {}", owner.service))
+            }
+            Some(_) | None => match self.reconciler.problem(&plan.key) {
+                Some(problem) => Some(problem.to_owned()),
+                None => (!self.reconciler.has_frontend(&plan.key, key)).then(|| "not yet written".to_owned()),
+            },
+        }
+    }
+
+    /// How the agent is.
+    #[must_use]
+    pub fn status(&self, input: StatusInput) -> StatusView {
+        let StatusInput { source, source_problems, mut problems, features, counters } = input;
+        let wanted: Vec<(bool, bool)> = self
+            .tables
+            .groups()
+            .flat_map(|(key, plan)| plan.frontends.iter().map(move |(frontend, kind)| (key, frontend, *kind)))
+            .filter(|(_, _, kind)| kind_name(*kind).is_some())
+            .map(|(key, frontend, _)| {
+                (self.tables.owner(frontend) == Some(&**key), self.reconciler.has_frontend(key, frontend))
+            })
+            .collect();
+        let programmed = wanted.iter().filter(|(_, programmed)| *programmed).count();
+        let missing = wanted.iter().filter(|(owned, programmed)| *owned && !programmed).count();
+        let contested = wanted.iter().filter(|(owned, _)| !owned).count();
+        if missing > 0 && self.has_pruned {
+            let why = self.reconciler.first_problem().unwrap_or("they are being written");
+            problems.push(format!("{missing} frontends are not in the kernel: {why}"));
+        }
+        if contested > 0 {
+            problems
+                .push(format!("{contested} frontends are claimed by an older Service as well; see `sheave svc list`"));
+        }
+        let health = if !self.has_pruned {
+            "starting"
+        } else if missing > 0 || !source_problems.is_empty() {
+            "degraded"
+        } else {
+            "ok"
+        };
+        StatusView {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node: self.options.node.to_string(),
+            synced: self.state.is_synced(),
+            source,
+            source_problems,
+            health: health.to_owned(),
+            problems,
+            services: self.state.services().count(),
+            frontends: wanted.len(),
+            frontends_programmed: programmed,
+            backends: self.tables.groups().map(|(_, plan)| plan.backends.len()).sum(),
+            maps: self.maps(),
+            features,
+            counters,
+        }
+    }
+
+    fn maps(&self) -> Vec<MapView> {
+        let (usage, limits) = (self.reconciler.usage(), self.reconciler.datapath().limits());
+        let map = |name: &str, used: usize, capacity: u32, flag: &str| MapView {
+            name: name.to_owned(),
+            used: used as u64,
+            capacity: u64::from(capacity),
+            flag: flag.to_owned(),
+        };
+        vec![
+            map("FRONTENDS", usage.frontends, limits.frontends, "--max-frontends"),
+            map("SERVICES", usage.services, limits.frontends, "--max-frontends"),
+            map("BACKENDS", usage.backends, limits.backends, "--max-backends"),
+            map("TABLES", usage.slots, limits.slots, "--max-table-slots"),
+            map("SOURCE_RANGES", usage.source_ranges, limits.source_ranges, "--max-source-ranges"),
+        ]
+    }
+}
+
+fn selected(plan: &GroupPlan, scope: usize) -> std::collections::BTreeSet<SocketAddr> {
+    match &plan.scopes[scope] {
+        ScopePlan::Forward(slots) => slots
+            .iter()
+            .filter_map(|index| plan.backends.get(*index as usize))
+            .map(|b| SocketAddr::new(b.addr.into(), b.port))
+            .collect(),
+        ScopePlan::Unused | ScopePlan::Reject | ScopePlan::Drop => std::collections::BTreeSet::new(),
+    }
+}
+
+fn backend(endpoint: &PortEndpoint<'_>, selected: bool) -> BackendView {
+    let text = |name: &Option<std::sync::Arc<str>>| name.as_deref().map(ToOwned::to_owned);
+    BackendView {
+        address: endpoint.target.ip().to_string(),
+        port: endpoint.target.port(),
+        node: text(&endpoint.endpoint.node),
+        zone: text(&endpoint.endpoint.zone),
+        ready: endpoint.endpoint.ready,
+        serving: endpoint.endpoint.serving,
+        terminating: endpoint.endpoint.terminating,
+        selected,
+    }
+}
+
+/// `None` for what is no frontend of its own to people: the loopback side of a NodePort, the entry for unknown ports.
+const fn kind_name(kind: u32) -> Option<&'static str> {
+    match kind {
+        KIND_CLUSTER_IP => Some("ClusterIP"),
+        KIND_NODE_PORT => Some("NodePort"),
+        KIND_LOAD_BALANCER => Some("LoadBalancer"),
+        KIND_EXTERNAL_IP => Some("ExternalIP"),
+        KIND_LOOPBACK => None,
+        _ => None,
+    }
+}
+
+fn kind_order(kind: &str) -> usize {
+    ["ClusterIP", "NodePort", "LoadBalancer", "ExternalIP"].iter().position(|k| *k == kind).unwrap_or(usize::MAX)
+}
