@@ -104,6 +104,14 @@ impl Agent {
         self.ready()
     }
 
+    /// Whether the process is there.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn is_running(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
     /// Its process.
     #[must_use]
     pub fn pid(&self) -> Pid {
@@ -177,6 +185,19 @@ impl Agent {
         })
     }
 
+    /// Waits until `svc list` shows a service (namespace `t`) and says that the kernel has all of it.
+    ///
+    /// # Errors
+    /// The list, when it does not.
+    pub fn until_programmed(&self, service: &str) -> Result<()> {
+        eventually(&format!("{service} is programmed"), SOON, || {
+            let services = self.services()?;
+            let view = services.iter().find(|view| view.name == service).context("svc list does not know it")?;
+            ensure!(!view.frontends.is_empty() && view.frontends.iter().all(|f| f.programmed), "{view:#?}");
+            Ok(())
+        })
+    }
+
     /// The lines of `svc list`; a verdict is read off the number of backends.
     fn wanted(&self, service: &str) -> Result<Vec<String>> {
         let mut lines = Vec::new();
@@ -198,7 +219,8 @@ impl Agent {
         let name = format!("t/{service}");
         let mut lines = Vec::new();
         let kernel = self.kernel()?;
-        for row in kernel.iter().filter(|row| row.service.as_ref() == Some(&name) && row.scope != "external") {
+        let inside = |row: &&LbView| row.scope != "external" && row.kind != "UnknownPort" && row.kind != "Loopback";
+        for row in kernel.iter().filter(|row| row.service.as_ref() == Some(&name)).filter(inside) {
             let backends = row.backends.iter().map(|b| endpoint(&b.address, b.port)).collect();
             let none = match row.verdict.as_str() {
                 "reject" => "refused",

@@ -21,6 +21,7 @@ use anyhow::{Context, Result};
 use nix::unistd::geteuid;
 
 use crate::{
+    agent::Agent,
     leftovers,
     node::{Node, Spot},
     objects::{self, Object},
@@ -60,6 +61,16 @@ impl Lab {
         Self::named(&format!("sheave-{}-{number}", std::process::id()), nodes, true).map(Some)
     }
 
+    /// A lab of one node, and its agent.
+    ///
+    /// # Errors
+    /// When the lab cannot be made, or the agent does not get ready.
+    pub fn with_agent() -> Result<Option<(Self, Agent)>> {
+        let Some(lab) = Self::new(1)? else { return Ok(None) };
+        let agent = lab.n1().agent()?;
+        Ok(Some((lab, agent)))
+    }
+
     /// A lab of that name; what an older one of it left is removed first. Unless `mortal`, its processes outlive us.
     ///
     /// # Errors
@@ -93,7 +104,7 @@ impl Lab {
         std::mem::forget(guard); // from here on the lab's own drop cleans up
         let lab = Self { name: name.to_owned(), nodes, outside, fabric, manifests };
         for node in &lab.nodes {
-            lab.apply(&objects::node(node.number))?;
+            lab.apply(&[&objects::node(node.number)])?;
         }
         Ok(lab)
     }
@@ -113,22 +124,27 @@ impl Lab {
         &self.nodes[1]
     }
 
-    /// Creates or changes an object of the cluster: one rename, seen whole by every agent.
+    /// Creates or changes objects of the cluster, in order: one rename each, seen whole by every agent.
     ///
     /// # Errors
-    /// When the file cannot be written.
-    pub fn apply(&self, object: &impl Object) -> Result<()> {
-        let path = self.manifests.join(object.file());
-        let part = path.with_extension("part"); // no name that an agent reads
-        fs::write(&part, object.text()).and_then(|()| fs::rename(&part, &path)).with_context(|| object.file())
+    /// When a file cannot be written.
+    pub fn apply(&self, objects: &[&dyn Object]) -> Result<()> {
+        for object in objects {
+            let path = self.manifests.join(object.file());
+            let part = path.with_extension("part"); // no name that an agent reads
+            fs::write(&part, object.text()).and_then(|()| fs::rename(&part, &path)).with_context(|| object.file())?;
+        }
+        Ok(())
     }
 
-    /// Deletes an object.
+    /// Deletes objects, in order.
     ///
     /// # Errors
-    /// When it is not there.
-    pub fn delete(&self, object: &impl Object) -> Result<()> {
-        fs::remove_file(self.manifests.join(object.file())).with_context(|| object.file())
+    /// When one is not there.
+    pub fn delete(&self, objects: &[&dyn Object]) -> Result<()> {
+        objects
+            .iter()
+            .try_for_each(|object| fs::remove_file(self.manifests.join(object.file())).with_context(|| object.file()))
     }
 
     /// Routes an address or prefix from outside to a node, as a load balancer or BGP would.

@@ -1,0 +1,197 @@
+//! What a program sees on its sockets: where it lands, and that the other side seems to be the Service.
+
+use anyhow::{Context, Result};
+use sheave_tests::{
+    client::{Client, Way},
+    lab::Lab,
+    objects::{Slice, Svc},
+};
+
+/// All ways to talk.
+const WAYS: [Way; 3] = [Way::Tcp, Way::Udp, Way::UdpSendto];
+
+/// A dual-stack Service of TCP and UDP port 53 with one backend in each family.
+fn dual(name: &str, v4: &str, v6: &str) -> (Svc, [Slice; 2]) {
+    let service = Svc::new(name).ip(v4).ip(v6).port("t", 53, "TCP").port("u", 53, "UDP");
+    let slices = [("4", "10.244.1.10"), ("6", "2001:db8:1::10")].map(|(family, address)| {
+        let slice = Slice::new(&format!("{name}-{family}"), name).port("t", 8080, "TCP").port("u", 8080, "UDP");
+        slice.ready(address, "n1")
+    });
+    (service, slices)
+}
+
+/// The lines of [`dual`].
+fn dual_lines(v4: &str, v6: &str) -> [String; 4] {
+    [
+        format!("{v4}:53/TCP → 10.244.1.10:8080"),
+        format!("{v4}:53/UDP → 10.244.1.10:8080"),
+        format!("[{v6}]:53/TCP → [2001:db8:1::10]:8080"),
+        format!("[{v6}]:53/UDP → [2001:db8:1::10]:8080"),
+    ]
+}
+
+#[test]
+fn every_way_to_talk_reaches_a_cluster_ip_from_every_place() -> Result<()> {
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
+    let (backend, pod, far) = (lab.n1().pod(10)?, lab.n1().pod(20)?, lab.n2().pod(30)?);
+    let _server = backend.place.echo("A", &["8080/TCP", "8080/UDP"])?;
+    let (service, [four, six]) = dual("web", "10.96.0.20", "2001:db8:f::20");
+    lab.apply(&[&service, &four, &six])?;
+    let lines = dual_lines("10.96.0.20", "2001:db8:f::20");
+    for node in &lab.nodes {
+        let agent = node.agent()?;
+        agent.expect("web", &lines.each_ref().map(String::as_str))?;
+        std::mem::forget(agent); // the lab's end is its end
+    }
+    let places = [
+        ("a pod", &pod.place),
+        ("the node", &lab.n1().host),
+        ("a pod on another node", &far.place),
+        ("another node", &lab.n2().host),
+        ("the backend itself", &backend.place), // F20: hairpin
+    ];
+    for (from, place) in places {
+        let client = place.client()?;
+        for to in ["10.96.0.20:53", "[2001:db8:f::20]:53", "[::ffff:10.96.0.20]:53"] {
+            for way in WAYS {
+                let what = format!("from {from}, {way:?} to {to}");
+                let dialled = client.dial(way, to).with_context(|| what.clone())?;
+                assert_eq!(dialled.name, "A", "{what}");
+                assert_eq!(dialled.peer.to_string(), to, "{what}: the peer");
+                assert_eq!(dialled.source.to_string(), to, "{what}: the source of the answer");
+                assert_eq!(dialled.client.is_ipv4(), to.contains("10.96"), "{what}: the family that the server sees");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn case_13_getpeername_names_the_service_as_long_as_the_socket_lives() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let (backend, pod) = (lab.n1().pod(10)?, lab.n1().pod(20)?);
+    let _server = backend.place.echo("A", &["8080/TCP", "8080/UDP"])?;
+    let (service, [four, six]) = dual("mon", "10.96.0.29", "2001:db8:f::29");
+    lab.apply(&[&service, &four, &six])?;
+    agent.expect("mon", &dual_lines("10.96.0.29", "2001:db8:f::29").each_ref().map(String::as_str))?;
+    let clients = [("host", lab.n1().host.client()?), ("pod", pod.place.client()?)];
+    let mut open = Vec::new();
+    for (from, client) in &clients {
+        for way in [Way::Tcp, Way::Udp] {
+            for to in ["10.96.0.29:53", "[2001:db8:f::29]:53", "10.244.1.10:8080", "[2001:db8:1::10]:8080"] {
+                let what = format!("{from} {way:?} {to}");
+                open.push((what.clone(), to, client.connect(way, to).context(what)?));
+            }
+        }
+    }
+    for service_is_there in [true, false] {
+        for (what, to, socket) in &open {
+            assert_eq!(socket.peer()?.to_string(), *to, "{what}, service there: {service_is_there}");
+            assert_eq!(socket.ask().with_context(|| what.clone())?.answer.name, "A", "{what}");
+        }
+        if service_is_there {
+            lab.delete(&[&service, &four, &six])?;
+            agent.expect("mon", &[])?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn case_15_an_answer_comes_from_where_its_question_went() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let (backend, pod) = (lab.n1().pod(10)?, lab.n1().pod(20)?);
+    let _server = backend.place.echo("A", &["8080/TCP", "8080/UDP"])?;
+    for (name, v4, v6) in [("dns", "10.96.0.10", "2001:db8:f::10"), ("dns2", "10.96.0.11", "2001:db8:f::11")] {
+        let (service, [four, six]) = dual(name, v4, v6);
+        lab.apply(&[&service, &four, &six])?;
+        agent.expect(name, &dual_lines(v4, v6).each_ref().map(String::as_str))?;
+    }
+    let check = |from: &str, client: &Client, like: &str, targets: &[&str]| -> Result<()> {
+        let socket = client.open(Way::UdpSendto, like.parse()?, None)?;
+        for to in targets.iter().chain(targets.iter().rev()) {
+            let received = socket.ask_at(to.parse()?).with_context(|| format!("{from} to {to}"))?;
+            assert_eq!(received.source.to_string(), *to, "{from}");
+        }
+        Ok(())
+    };
+    for (from, client) in [("host", lab.n1().host.client()?), ("pod", pod.place.client()?)] {
+        check(from, &client, "10.96.0.10:53", &["10.96.0.10:53", "10.244.1.10:8080", "10.96.0.11:53"])?;
+        let six = ["[2001:db8:f::10]:53", "[2001:db8:1::10]:8080", "[2001:db8:f::11]:53", "[::ffff:10.96.0.10]:53"];
+        check(from, &client, six[0], &six)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn case_16_an_ipv6_socket_dials_an_ipv4_service() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let (backend, pod) = (lab.n1().pod(10)?, lab.n1().pod(20)?);
+    let _server = backend.place.echo("A", &["8080/TCP", "8080/UDP"])?;
+    let service = Svc::new("v4").ip("10.96.0.31").port("http", 80, "TCP").node_port(30031);
+    let service = service.port("d", 53, "UDP").node_port(30053);
+    let slice = Slice::new("v4-1", "v4").port("http", 8080, "TCP").port("d", 8080, "UDP").ready("10.244.1.10", "n1");
+    lab.apply(&[&service, &slice])?;
+    let clients = [("pod", pod.place.client()?), ("host", lab.n1().host.client()?)];
+    agent.until_programmed("v4")?;
+    for (from, client) in &clients {
+        for (way, to) in [
+            (Way::Tcp, "[::ffff:10.96.0.31]:80"),
+            (Way::Udp, "[::ffff:10.96.0.31]:53"),
+            (Way::UdpSendto, "[::ffff:10.96.0.31]:53"),
+            (Way::Tcp, "[::ffff:192.0.2.11]:30031"),
+            (Way::Udp, "[::ffff:192.0.2.11]:30053"),
+            (Way::UdpSendto, "[::ffff:192.0.2.11]:30053"),
+            (Way::Tcp, "[::ffff:127.0.0.1]:30031"),
+            (Way::UdpSendto, "[::ffff:127.0.0.1]:30053"),
+        ] {
+            let what = format!("{from} {way:?} {to}");
+            if *from == "pod" && to.contains("127.0.0.1") {
+                assert_ne!(client.outcome(way, to)?, "A", "{what}: loopback is the pod's own");
+                continue;
+            }
+            let dialled = client.dial(way, to).with_context(|| what.clone())?;
+            assert_eq!((dialled.name.as_str(), dialled.peer.to_string()), ("A", to.to_owned()), "{what}");
+            assert_eq!(dialled.source.to_string(), to, "{what}");
+        }
+        let direct = client.dial(Way::Tcp, "[2001:db8:1::10]:8080")?;
+        assert_eq!(direct.peer.to_string(), "[2001:db8:1::10]:8080", "{from}: a genuine IPv6 address is left alone");
+    }
+    Ok(())
+}
+
+#[test]
+fn case_17_without_endpoints_a_dial_is_refused_at_once() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let (backend, pod) = (lab.n1().pod(10)?, lab.n1().pod(20)?);
+    let _server = backend.place.echo("A", &["8080/TCP", "8080/UDP"])?;
+    let service = Svc::new("empty").ip("10.96.0.32").port("t", 80, "TCP").port("u", 80, "UDP");
+    let slice = Slice::new("empty-1", "empty").port("t", 8080, "TCP").port("u", 8080, "UDP");
+    let ready = slice.clone().ready("10.244.1.10", "n1");
+    let not_ready = slice.clone().not_ready("10.244.1.10", "n1");
+    let clients = [("host", lab.n1().host.client()?), ("pod", pod.place.client()?)];
+    let refused = ["10.96.0.32:80/TCP → refused", "10.96.0.32:80/UDP → refused"];
+    let served = ["10.96.0.32:80/TCP → 10.244.1.10:8080", "10.96.0.32:80/UDP → 10.244.1.10:8080"];
+
+    lab.apply(&[&service])?;
+    for (phase, change, lines, outcome) in [
+        ("no slice", None, refused, "ECONNREFUSED"),
+        ("only a not-ready endpoint", Some(&not_ready), refused, "ECONNREFUSED"),
+        ("one ready endpoint", Some(&ready), served, "A"),
+        ("none again", Some(&slice), refused, "ECONNREFUSED"),
+    ] {
+        if let Some(slice) = change {
+            lab.apply(&[slice])?;
+        }
+        agent.expect("empty", &lines)?;
+        for (from, client) in &clients {
+            for (way, to) in WAYS.into_iter().flat_map(|way| [(way, "10.96.0.32:80"), (way, "[::ffff:10.96.0.32]:80")])
+            {
+                let start = std::time::Instant::now();
+                assert_eq!(client.outcome(way, to)?, outcome, "{phase}: {from}, {way:?} {to}");
+                assert!(start.elapsed().as_secs() < 1, "{phase}: {from}, {way:?} {to} took {:?}", start.elapsed());
+            }
+        }
+    }
+    Ok(())
+}
