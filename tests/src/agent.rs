@@ -1,9 +1,11 @@
 //! A running agent, and what `svc` and `lb` say about it.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
+    net::IpAddr,
     path::PathBuf,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
@@ -13,7 +15,15 @@ use nix::{
     unistd::Pid,
 };
 use serde::de::DeserializeOwned;
-use sheave_agent::view::{Items, LbView, ServiceView, StatusView};
+use sheave_agent::{
+    datapath::open_tables,
+    options::HostPaths,
+    view::{Items, LbView, ServiceView, StatusView},
+};
+use sheave_ebpf::{
+    frontend::KIND_CLUSTER_IP,
+    service::{Scope, Word, word_index},
+};
 
 use crate::{
     place::{Place, program},
@@ -36,6 +46,20 @@ pub struct Paths {
     pub run: PathBuf,
     /// Its stderr, of all its lives.
     pub log: PathBuf,
+}
+
+impl Paths {
+    /// The command that runs an agent with these paths.
+    ///
+    /// # Errors
+    /// When the place is gone, or the program is not built.
+    pub fn agent(&self, name: &str, place: &Place) -> Result<Command> {
+        let mut command = place.command(program("sheave")?)?;
+        command.arg("agent").args(["--node-name", name]);
+        command.arg("--manifests").arg(&self.manifests).arg("--cgroup-root").arg(&self.cgroup);
+        command.arg("--bpffs").arg(&self.bpffs).arg("--run-dir").arg(&self.run);
+        Ok(command)
+    }
 }
 
 /// An agent; killed when dropped, as a crash would.
@@ -130,11 +154,7 @@ impl Agent {
     /// When the command fails.
     pub fn sheave(&self, args: &[&str]) -> Result<String> {
         let [run, bpffs] = [&self.paths.run, &self.paths.bpffs].map(|path| path.to_string_lossy().into_owned());
-        let place = match args.first() {
-            Some(&"lb") => ["--bpffs", &bpffs],
-            _ => ["--run-dir", &run],
-        };
-        self.place.run(program("sheave")?, &[args, &place].concat())
+        self.place.run(program("sheave")?, &[args, &["--run-dir", &run, "--bpffs", &bpffs]].concat())
     }
 
     /// `sheave status`
@@ -158,7 +178,29 @@ impl Agent {
     /// # Errors
     /// When the maps cannot be read.
     pub fn kernel(&self) -> Result<Vec<LbView>> {
-        Ok(self.json::<Items<LbView>>(&["lb", "list", "-o", "json"])?.items)
+        Ok(self.json::<Items<LbView>>(&["lb", "list", "-A", "-o", "json"])?.items)
+    }
+
+    /// Everything that must survive a restart: the number of each service and of each of its backends.
+    ///
+    /// # Errors
+    /// When the maps cannot be read.
+    pub fn ids(&self) -> Result<BTreeMap<String, u32>> {
+        let paths = HostPaths { bpffs: self.paths.bpffs.clone(), run_dir: self.paths.run.clone() };
+        let tables = open_tables(&paths)?;
+        let mut ids = BTreeMap::new();
+        for (key, frontend) in tables.frontends().iter().filter(|(_, frontend)| frontend.kind == KIND_CLUSTER_IP) {
+            let at = endpoint(&IpAddr::from(key.addr).to_string(), u16::from_be(key.port));
+            let word = Word(tables.word(word_index(frontend.service, Scope::Cluster)));
+            for slot in word.offset()..word.offset() + word.length() {
+                let id = tables.slot(slot);
+                let backend = tables.backend(id);
+                let to = endpoint(&IpAddr::from(backend.addr).to_string(), u16::from_be(backend.port));
+                ids.insert(format!("{at}/{} → {to}", key.proto), id);
+            }
+            ids.insert(format!("{at}/{}", key.proto), frontend.service);
+        }
+        Ok(ids)
     }
 
     fn json<T: DeserializeOwned>(&self, args: &[&str]) -> Result<T> {
@@ -244,11 +286,8 @@ impl Drop for Agent {
 
 fn spawn(name: &str, place: &Place, paths: &Paths, flags: &[String]) -> Result<Child> {
     let log = File::options().create(true).append(true).open(&paths.log).context("cannot open the agent's log")?;
-    let mut command = place.command(program("sheave")?)?;
-    command.arg("agent").args(["--node-name", name]);
-    command.arg("--manifests").arg(&paths.manifests).arg("--cgroup-root").arg(&paths.cgroup);
-    command.arg("--bpffs").arg(&paths.bpffs).arg("--run-dir").arg(&paths.run).args(flags);
-    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let mut command = paths.agent(name, place)?;
+    command.args(flags).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     command.spawn().context("cannot start the agent")
 }
 

@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod client;
 pub mod echo;
+pub mod foreign;
 pub mod lab;
 pub mod leftovers;
 pub mod node;

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use sheave_tests::{
     client::{Client, Way},
     lab::Lab,
+    node::Node,
     objects::{Slice, Svc},
 };
 
@@ -38,10 +39,9 @@ fn every_way_to_talk_reaches_a_cluster_ip_from_every_place() -> Result<()> {
     let (service, [four, six]) = dual("web", "10.96.0.20", "2001:db8:f::20");
     lab.apply(&[&service, &four, &six])?;
     let lines = dual_lines("10.96.0.20", "2001:db8:f::20");
-    for node in &lab.nodes {
-        let agent = node.agent()?;
+    let agents = lab.nodes.iter().map(Node::agent).collect::<Result<Vec<_>>>()?;
+    for agent in &agents {
         agent.expect("web", &lines.each_ref().map(String::as_str))?;
-        std::mem::forget(agent); // the lab's end is its end
     }
     let places = [
         ("a pod", &pod.place),
