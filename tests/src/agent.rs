@@ -157,6 +157,12 @@ impl Agent {
         self.place.run(program("sheave")?, &[args, &["--run-dir", &run, "--bpffs", &bpffs]].concat())
     }
 
+    /// The flags that lead a command of the command line to it.
+    #[must_use]
+    pub fn flags(&self) -> String {
+        format!("--run-dir {} --bpffs {}", self.paths.run.display(), self.paths.bpffs.display())
+    }
+
     /// `sheave status`
     ///
     /// # Errors
