@@ -137,18 +137,19 @@ pub struct GroupPlan {
 #[must_use]
 pub fn plan<'a>(
     service: &Service,
-    slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
     node: &NodeContext,
     options: &PlanOptions,
 ) -> Vec<GroupPlan> {
     if service.no_frontend.is_some() {
         return Vec::new();
     }
+    let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
     let families = Family::ALL.into_iter().filter_map(|family| Some((family, service.cluster_ip(family)?)));
     let mut groups = Vec::new();
     for (family, cluster_ip) in families {
         for port in &service.ports {
-            let endpoints = endpoint::of_port(slices.clone(), &port.name, port.protocol, family);
+            let endpoints = endpoint::of_port(slices.iter().copied(), &port.name, port.protocol, family);
             groups.push(Group { service, port, family, cluster_ip, node, options }.plan(&endpoints));
         }
     }

@@ -42,7 +42,7 @@ impl Size {
                 Self::RANGE.end()
             ));
         }
-        let is_prime = (2..).take_while(|d| d * d <= size).all(|d| size % d != 0);
+        let is_prime = (2..).take_while(|d| d * d <= size).all(|d| !size.is_multiple_of(d));
         if is_prime { Ok(Self(size)) } else { Err(format!("a Maglev table needs a prime number of slots, not {size}")) }
     }
 

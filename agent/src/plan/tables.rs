@@ -119,7 +119,7 @@ impl Tables {
             }
             touched.groups.insert(old.key.clone());
             for (frontend, kind) in old.asks_for_what_is_not_in(new) {
-                self.release(frontend, old.claim(kind), &mut was_owned, &mut touched);
+                self.release(frontend, &old.claim(kind), &mut was_owned, &mut touched);
             }
         }
         for new in &after {
@@ -169,7 +169,7 @@ impl Tables {
         self.losers.entry(frontend).or_default().insert(loser);
     }
 
-    fn release(&mut self, frontend: FrontendKey, claim: Claim, was: &mut WasOwned, touched: &mut Touched) {
+    fn release(&mut self, frontend: FrontendKey, claim: &Claim, was: &mut WasOwned, touched: &mut Touched) {
         if claim.kind == KIND_UNKNOWN_PORT {
             if let Entry::Occupied(mut count) = self.unknown_ports.entry(frontend) {
                 *count.get_mut() -= 1;
@@ -182,7 +182,7 @@ impl Tables {
         }
         let owner = self.owners.get(&frontend);
         was.entry(frontend).or_insert_with(|| owner.map(|owner| owner.group.clone()));
-        let owns = owner == Some(&claim);
+        let owns = owner == Some(claim);
         let losers = self.losers.get_mut(&frontend);
         match (owns, losers) {
             (true, Some(losers)) => {
@@ -194,7 +194,7 @@ impl Tables {
                 self.owners.remove(&frontend);
             }
             (false, Some(losers)) => {
-                losers.remove(&claim);
+                losers.remove(claim);
             }
             (false, None) => {}
         }

@@ -46,7 +46,8 @@ mod tests {
 
     #[test]
     fn equal_texts_share_one_copy() {
-        assert!(Arc::ptr_eq(&intern("node-1"), &intern(&"node-1".to_owned())));
+        let elsewhere = String::from("node-1");
+        assert!(Arc::ptr_eq(&intern("node-1"), &intern(&elsewhere)));
         assert!(!Arc::ptr_eq(&intern("node-1"), &intern("node-2")));
     }
 

@@ -161,6 +161,9 @@ fn everything(state: &State) -> String {
     lines.join("\n")
 }
 
+/// id; slices before; slices after; endpoints after; local ready addresses; Services that changed.
+type Row<'a> = (&'a str, &'a [&'a str], &'a [&'a str], &'a str, &'a str, &'a str);
+
 #[test]
 fn endpoint_maps_follow_their_slices() {
     let unnamed = "ns1/s1 of ep1 [11/UDP] 1.1.1.1";
@@ -188,7 +191,7 @@ fn endpoint_maps_follow_their_slices() {
     let empty = "ns1/s1 of ep1 [11/UDP]";
 
     // The CT column of 4.7 is a matter of what is cleaned up, not of the model.
-    let rows: &[(&str, &[&str], &[&str], &str, &str, &str)] = &[
+    let rows: &[Row<'_>] = &[
         ("M01", &[], &[], "", "", ""),
         ("M02", &[unnamed], &[unnamed], "ep1 : 1.1.1.1:11 R", "", ""),
         (
