@@ -243,11 +243,4 @@ impl Service {
     pub fn cluster_ip(&self, family: Family) -> Option<IpAddr> {
         self.cluster_ips.iter().copied().find(|ip| Family::of(*ip) == family)
     }
-
-    /// Whether a port can be reached from outside in a family: NodePort, load-balancer or external IP (2.4).
-    #[must_use]
-    pub fn externally_accessible(&self, port: &ServicePort, family: Family) -> bool {
-        let has = |ips: &[IpAddr]| ips.iter().any(|ip| Family::of(*ip) == family);
-        port.node_port != 0 || has(&self.load_balancer_ips) || has(&self.external_ips)
-    }
 }

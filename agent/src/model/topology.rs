@@ -45,17 +45,6 @@ pub struct Categories {
     pub has_any: bool,
 }
 
-impl Categories {
-    /// Union of both sets, in order.
-    #[must_use]
-    pub fn all(&self) -> Vec<usize> {
-        let mut all: Vec<usize> = self.cluster.iter().chain(&self.local).flatten().copied().collect();
-        all.sort_unstable();
-        all.dedup();
-        all
-    }
-}
-
 /// Chooses; the comments name the rules of 5.2.
 #[must_use]
 pub fn categorize(endpoints: &[PortEndpoint<'_>], selection: Selection<'_>) -> Categories {

@@ -1,6 +1,6 @@
 //! Addresses and networks as people write them (`semantics.md` 2.4 "IP text", FLOW-11).
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
@@ -25,13 +25,6 @@ pub fn parse_net(text: &str) -> Option<IpNet> {
     Some(IpNet::new(ip, decimal(prefix)?).ok()?.trunc())
 }
 
-/// `address` with `port` where it has none: `9.8.7.6` listens on `9.8.7.6:port` (KubeProxyConfiguration's bind
-/// addresses). Anything else is left as it is, for whoever binds it to refuse.
-#[must_use]
-pub fn with_port(address: &str, port: u16) -> String {
-    address.parse().map_or_else(|_| address.to_owned(), |ip| SocketAddr::new(ip, port).to_string())
-}
-
 /// `10.180.00.001`: decimal, as in every address that Kubernetes ever took.
 fn parse_padded_v4(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0; 4];
@@ -49,7 +42,7 @@ fn decimal(text: &str) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_ip, parse_net, with_port};
+    use super::{parse_ip, parse_net};
 
     #[test]
     fn an_address_is_read_as_people_write_it() {
@@ -102,19 +95,6 @@ mod tests {
             ("ZC-5", "::/0", true),
         ] {
             assert_eq!(zero(text), expected, "{id}");
-        }
-    }
-
-    #[test]
-    fn a_port_is_added_to_a_bare_address() {
-        for (id, address, port, expected) in [
-            ("BA-1", "0.0.0.0:12345", 23_456, "0.0.0.0:12345"),
-            ("BA-2", "9.8.7.6", 12_345, "9.8.7.6:12345"),
-            ("BA-3", "[::]:12345", 1, "[::]:12345"),
-            ("BA-4", "fd00:1::5", 23_456, "[fd00:1::5]:23456"),
-            ("BA-5", "[fd00:1::5]", 1, "[fd00:1::5]"),
-        ] {
-            assert_eq!(with_port(address, port), expected, "{id}");
         }
     }
 }
