@@ -56,6 +56,8 @@ const ROWS: &[Row] = &[
     ("C36", "zone-a", OWN, "",               ".3 R+T za; .4 R zb",                        ".3",          "-",     true),
     ("C37", "zone-a", "node-1", "",          ".3 R n1; .4 R n2; .5 R n3; .6 R n4",        ".3",          "-",     true),
     ("C38", "zone-a", OWN, "",               ".3 R za; .4 U",                             ".3",          "-",     true),
+    ("rule 3: hints of the unready", "zone-a", OWN, "",    ".3 R za; .4 R zb; .5 U",                    ".3",          "-",     true),
+    ("rule 4: draining elsewhere", "", OWN, "iTP-L",      ".0 ST",                                     "-",           "",      true),
     ("no own name: nothing is local", "", "", "iTP-L", ".0 R; .1 R L",                    "-",           "",      true),
 ];
 
