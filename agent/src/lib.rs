@@ -3,16 +3,19 @@
 //! Data flows one way: source → model → plan → reconcile → datapath. See `docs/architecture.md`.
 
 pub mod api;
+pub mod check;
 pub mod cli;
 pub mod datapath;
 pub mod engine;
 pub mod exit;
 pub mod host;
 pub mod lb;
+pub mod lock;
 pub mod logging;
 pub mod model;
 pub mod options;
 pub mod plan;
+pub mod preflight;
 pub mod reconcile;
 pub mod render;
 pub mod run;

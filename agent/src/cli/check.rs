@@ -1,12 +1,73 @@
 //! `sheave check`.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    path::PathBuf,
+};
+
+use anyhow::bail;
 use clap::Args;
+
+use super::{host::HostArgs, list::Output};
+use crate::{
+    check::{self, Finding, Grade},
+    datapath::probe::Facts,
+    exit::Unwell,
+    lock, render,
+    view::Items,
+};
+
+const EXAMPLES: &str = "\
+Nothing is changed. The exit code is 1 when something is missing without which the agent would not start.
+
+Examples:
+  sheave check
+  sheave check --cgroup-root /run/sheave/cgroupv2 -o json | jq '.items[] | select(.status != \"ok\")'";
 
 /// Flags of `sheave check`.
 #[derive(Debug, Args)]
-pub struct CheckArgs {}
+#[command(after_help = EXAMPLES)]
+pub struct CheckArgs {
+    /// Output format; table = a page for people
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    host: HostArgs,
+    /// Root of the cgroup v2 tree that the agent would be given [default: found in /proc/self/mountinfo]
+    #[arg(long, value_name = "DIR", env = "SHEAVE_CGROUP_ROOT", help_heading = "Host")]
+    cgroup_root: Option<PathBuf>,
+}
 
 impl CheckArgs {
+    /// Looks, judges and prints.
     pub fn run(self) -> anyhow::Result<()> {
+        let paths = self.host.paths();
+        let told = self.cgroup_root.as_deref();
+        let mut findings = check::judge(&Facts::gather(told), &paths.bpffs, told);
+        findings.push(running(lock::holder(&paths)));
+        let missing = findings.iter().any(|f| f.status == Grade::Fail);
+
+        let list = Items { items: findings };
+        let colours = render::colours_wanted(io::stdout().is_terminal());
+        let text = match self.output {
+            Output::Table | Output::Wide => render::check::page(&list, colours),
+            Output::Json => render::json(&list)?,
+            Output::Yaml => render::yaml(&list)?,
+            Output::Name => list.items.iter().map(|f| format!("{}\n", f.name)).collect(),
+        };
+        io::stdout().write_all(text.as_bytes())?;
+        if missing {
+            bail!(Unwell);
+        }
         Ok(())
     }
+}
+
+fn running(holder: Option<u32>) -> Finding {
+    let found = match holder {
+        None => "none runs with this run directory".to_owned(),
+        Some(0) => "one runs".to_owned(),
+        Some(pid) => format!("one runs, pid {pid}"),
+    };
+    Finding { name: "agent".to_owned(), status: Grade::Ok, found, advice: None }
 }

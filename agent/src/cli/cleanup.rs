@@ -1,12 +1,88 @@
 //! `sheave cleanup`.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::Path,
+};
+
+use anyhow::{Context as _, bail};
 use clap::Args;
+
+use super::host::HostArgs;
+use crate::{datapath, exit::Refused, lock, options::HostPaths};
+
+const EXAMPLES: &str = "\
+Services stop working on this node until another proxy serves them; open connections go on. It may be run again at any
+time, and after a crash in the middle.
+
+Examples:
+  sheave cleanup --dry-run
+  sheave cleanup";
 
 /// Flags of `sheave cleanup`.
 #[derive(Debug, Args)]
-pub struct CleanupArgs {}
+#[command(after_help = EXAMPLES)]
+pub struct CleanupArgs {
+    /// Only say what would be removed
+    #[arg(long)]
+    dry_run: bool,
+    /// Clean up although an agent runs, which then works on nothing
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
 
 impl CleanupArgs {
+    /// Detaches, unpins, removes.
     pub fn run(self) -> anyhow::Result<()> {
+        let paths = self.host.paths();
+        let holder = lock::holder(&paths);
+        if let Some(pid) = holder.filter(|_| !self.force && !self.dry_run) {
+            bail!(Refused(format!(
+                "an agent (pid {pid}) runs with {}; stop it first, or use --force",
+                paths.run_dir.display()
+            )));
+        }
+        let mut removed = datapath::cleanup(&paths, self.dry_run)?;
+        if holder.is_none() {
+            removed.extend(remove_traces(&paths, self.dry_run)?);
+        }
+
+        let mut out = io::stdout().lock();
+        let verb = if self.dry_run { "would remove" } else { "removed" };
+        for thing in &removed {
+            writeln!(out, "{verb} {thing}")?;
+        }
+        if removed.is_empty() {
+            writeln!(out, "nothing to clean up")?;
+        }
         Ok(())
     }
 }
+
+/// The agent's files in its run directory, and the directory when nothing else is in it.
+fn remove_traces(paths: &HostPaths, dry_run: bool) -> anyhow::Result<Vec<String>> {
+    let mut removed = Vec::new();
+    for path in [paths.socket(), paths.lock()] {
+        if path.exists() {
+            if !dry_run {
+                fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+            removed.push(path.display().to_string());
+        }
+    }
+    let gone = if dry_run { holds_only(&paths.run_dir, removed.len()) } else { fs::remove_dir(&paths.run_dir).is_ok() };
+    if gone {
+        removed.push(paths.run_dir.display().to_string());
+    }
+    Ok(removed)
+}
+
+fn holds_only(directory: &Path, files: usize) -> bool {
+    fs::read_dir(directory).is_ok_and(|entries| entries.count() == files)
+}
+
+#[cfg(test)]
+mod tests;

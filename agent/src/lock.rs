@@ -1,0 +1,95 @@
+//! One agent for one run directory, one set of pins and one cgroup: held as flock(2), which a crash releases.
+//!
+//! The cgroup and the pins are locked as the directories that they are: the lock holds across mount namespaces, so that
+//! two pods that see one host also see each other, and leaves nothing behind.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{Read as _, Write as _},
+    path::Path,
+    process,
+    thread::sleep,
+    time::Duration,
+};
+
+use crate::{exit::Refused, options::HostPaths};
+
+/// What an agent holds while it runs.
+#[derive(Debug)]
+pub struct Locks {
+    _held: [File; 3],
+}
+
+/// An agent that is being replaced gets this many tries of 100 ms to end.
+const TRIES: u32 = 10;
+
+impl Locks {
+    /// Takes all of them, making directories that are missing.
+    ///
+    /// # Errors
+    ///
+    /// When another agent holds one, or one cannot be opened.
+    pub fn take(paths: &HostPaths, cgroup_root: &Path) -> Result<Self, Refused> {
+        let cgroup = lock(open_directory(cgroup_root)?, cgroup_root, "--cgroup-root")?;
+        fs::create_dir_all(&paths.bpffs).map_err(|e| refused(&paths.bpffs, &e))?;
+        let pins = lock(open_directory(&paths.bpffs)?, &paths.bpffs, "--bpffs")?;
+        fs::create_dir_all(&paths.run_dir).map_err(|e| refused(&paths.run_dir, &e))?;
+        let path = paths.lock();
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut run_dir = lock(file.map_err(|e| refused(&path, &e))?, &path, "--run-dir")?;
+        // For people and for messages; the lock itself is what counts.
+        let write_pid = |file: &mut File| file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
+        write_pid(&mut run_dir).map_err(|e| refused(&path, &e))?;
+        Ok(Self { _held: [cgroup, pins, run_dir] })
+    }
+}
+
+/// Who holds the run directory: its process id, 0 where it is not known; `None` = no agent runs there.
+#[must_use]
+pub fn holder(paths: &HostPaths) -> Option<u32> {
+    let mut file = File::open(paths.lock()).ok()?;
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => {
+            let mut text = String::new();
+            let _ = file.read_to_string(&mut text);
+            Some(text.trim().parse().unwrap_or(0))
+        }
+        Ok(()) | Err(TryLockError::Error(_)) => None,
+    }
+}
+
+fn open_directory(path: &Path) -> Result<File, Refused> {
+    File::open(path).map_err(|e| refused(path, &e))
+}
+
+fn lock(mut file: File, path: &Path, flag: &str) -> Result<File, Refused> {
+    for _ in 1..TRIES {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => sleep(Duration::from_millis(100)),
+            Err(TryLockError::Error(e)) => return Err(refused(path, &e)),
+        }
+    }
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::Error(e)) => Err(refused(path, &e)),
+        Err(TryLockError::WouldBlock) => {
+            let mut pid = String::new();
+            let pid = match file.read_to_string(&mut pid) {
+                Ok(1..) => format!(" (pid {})", pid.trim()),
+                Ok(0) | Err(_) => String::new(),
+            };
+            let path = path.display();
+            Err(Refused(format!(
+                "another agent{pid} holds {path}; stop it first, or give this one a {flag} of its own"
+            )))
+        }
+    }
+}
+
+fn refused(path: &Path, error: &std::io::Error) -> Refused {
+    Refused(format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,46 @@
+//! Before the agent starts: is this host fit, and is no other agent at work here? If not, nothing is changed.
+
+use std::path::PathBuf;
+
+use crate::{
+    check::{self, Grade},
+    datapath::probe::{Facts, find_cgroup_root},
+    exit::Refused,
+    lock::Locks,
+    options::AgentOptions,
+};
+
+/// A host that is fit, and is now ours.
+#[derive(Debug)]
+pub struct Ready {
+    /// Where to attach.
+    pub cgroup_root: PathBuf,
+    /// What is worse than it could be, one sentence each, for the log.
+    pub warnings: Vec<String>,
+    /// Keep them for as long as the agent runs.
+    pub locks: Locks,
+}
+
+/// Checks what the agent cannot do without, then locks the run directory, the cgroup and the pins.
+///
+/// # Errors
+///
+/// One sentence that says what is missing and what to do.
+pub fn preflight(options: &AgentOptions) -> Result<Ready, Refused> {
+    let told = options.cgroup_root.as_deref();
+    let facts = Facts::gather(told);
+    let mut warnings = Vec::new();
+    for finding in check::judge(&facts, &options.paths.bpffs, told) {
+        let sentence = format!("{}: {}; {}", finding.name, finding.found, finding.advice.unwrap_or_default());
+        match finding.status {
+            Grade::Ok => {}
+            Grade::Warn => warnings.push(sentence),
+            Grade::Fail => return Err(Refused(sentence)),
+        }
+    }
+    let found = options.cgroup_root.clone().or_else(|| find_cgroup_root(&facts.mounts));
+    let cgroup_root =
+        found.ok_or_else(|| Refused("no cgroup v2 root was found; name it with --cgroup-root".to_owned()))?;
+    let locks = Locks::take(&options.paths, &cgroup_root)?;
+    Ok(Ready { cgroup_root, warnings, locks })
+}
