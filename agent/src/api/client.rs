@@ -1,8 +1,8 @@
 //! The other end of the socket.
 
-use std::path::PathBuf;
+use std::{fmt::Display, path::PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use http_body_util::{BodyExt as _, Collected, Empty};
 use hyper::{Request, Response, StatusCode, body::Bytes, body::Incoming, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
@@ -84,18 +84,19 @@ impl Client {
     }
 
     async fn open(&self, path: &str) -> anyhow::Result<Response<Incoming>> {
-        let unreachable = || {
-            format!(
-                "cannot reach the agent at {}; is `sheave agent` running on this node? `sheave lb list` works without it",
-                self.socket.display()
+        let unreachable = |reason: &dyn Display| {
+            let socket = self.socket.display();
+            anyhow!(
+                "cannot reach the agent at {socket}: {reason}; is `sheave agent` running on this node? `sheave lb list` \
+                 works without it"
             )
         };
-        let stream = UnixStream::connect(&self.socket).await.with_context(unreachable)?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.with_context(unreachable)?;
+        let stream = UnixStream::connect(&self.socket).await.map_err(|e| unreachable(&e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| unreachable(&e))?;
         tokio::spawn(connection); // its error reaches us through `sender` too
         let request = Request::get(path).header(HOST, "agent").body(Empty::<Bytes>::new());
         let request = request.with_context(|| format!("{path:?} cannot be asked for"))?;
-        let response = sender.send_request(request).await.with_context(unreachable)?;
+        let response = sender.send_request(request).await.map_err(|e| unreachable(&e))?;
         if response.status() != StatusCode::OK {
             let status = response.status();
             let body = response.into_body().collect().await.map(Collected::to_bytes).unwrap_or_default();

@@ -134,7 +134,7 @@ pub struct AgentArgs {
 
 /// Sizes of maps; each is named by the error and the metric of a full map.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Limits (sizes of kernel maps; a change makes new maps)")]
+#[command(next_help_heading = "Limits (entries of kernel maps, decided when the maps are made)")]
 struct LimitArgs {
     /// Addresses and ports that Services answer on
     #[arg(long, value_name = "N", default_value_t = Limits::default().frontends, value_parser = limit())]
