@@ -8,7 +8,6 @@ pub mod cli;
 pub mod datapath;
 pub mod engine;
 pub mod exit;
-pub mod host;
 pub mod lb;
 pub mod lock;
 pub mod logging;

@@ -81,7 +81,7 @@ fn lock(mut file: File, path: &Path, flag: &str) -> Result<File, Refused> {
             };
             let path = path.display();
             Err(Refused(format!(
-                "another agent{pid} holds {path}; stop it first, or give this one a {flag} of its own"
+                "another agent{pid} already runs with {path}; stop it first, or give this one a {flag} of its own"
             )))
         }
     }

@@ -7,7 +7,7 @@ use crate::{
     datapath::probe::{Facts, find_cgroup_root},
     exit::Refused,
     lock::Locks,
-    options::AgentOptions,
+    options::{AgentOptions, SourceOptions},
 };
 
 /// A host that is fit, and is now ours.
@@ -27,6 +27,11 @@ pub struct Ready {
 ///
 /// One sentence that says what is missing and what to do.
 pub fn preflight(options: &AgentOptions) -> Result<Ready, Refused> {
+    if let SourceOptions::Manifests(directory) = &options.source
+        && !directory.is_dir()
+    {
+        return Err(Refused(format!("--manifests: {} is no directory", directory.display())));
+    }
     let told = options.cgroup_root.as_deref();
     let facts = Facts::gather(told);
     let mut warnings = Vec::new();

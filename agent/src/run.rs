@@ -21,8 +21,8 @@ use crate::{
         pins::Pins,
     },
     engine::{Engine, EngineOptions, StatusInput},
-    host::Host,
     options::{AgentOptions, SourceOptions},
+    preflight::{Ready, preflight},
     reconcile::Reconciler,
     source::{self, SourceEvent, SourceState, convert::ConvertOptions},
     view::FeatureView,
@@ -41,12 +41,12 @@ const RESYNC: Duration = Duration::from_secs(3600);
 /// # Errors
 /// [`Refused`](crate::exit::Refused) when this host is not fit; else what broke.
 pub fn run(options: AgentOptions) -> anyhow::Result<()> {
-    let host = Host::prepare(&options)?;
+    let host = preflight(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     runtime.block_on(serve(options, &host))
 }
 
-async fn serve(options: AgentOptions, host: &Host) -> anyhow::Result<()> {
+async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     let has_discard = match discard::ensure().await {
         Ok(()) => true,
         Err(error) => {
@@ -65,7 +65,7 @@ async fn serve(options: AgentOptions, host: &Host) -> anyhow::Result<()> {
     let mut loaded = load::load(&pins, &options.limits, switches, features)?;
     let reconciler = Reconciler::adopt(Kernel::open(&pins)?)?;
     attach::attach(&mut loaded.ebpf, &host.cgroup_root, &pins, options.bind_protection)?;
-    for warning in &loaded.warnings {
+    for warning in host.warnings.iter().chain(&loaded.warnings) {
         tracing::warn!("{warning}");
     }
 

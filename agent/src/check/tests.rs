@@ -9,6 +9,8 @@ const UNIFIED: &str = "\
 35 24 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw
 36 24 0:31 / /sys/fs/bpf rw - bpf bpf rw";
 
+const NET_CLS: &str = "33 31 0:30 / /sys/fs/cgroup/net_cls rw - cgroup cgroup rw,net_cls";
+
 /// A host without fault.
 fn good() -> Facts {
     Facts {
@@ -45,52 +47,54 @@ fn a_good_host_needs_no_advice() {
     }
 }
 
-/// Spoils a good host.
-type Spoil = fn(&mut Facts);
+/// Changes a good host.
+type Change = fn(&mut Facts);
+
+/// Name of a case, grade and name of what is found, a word of the advice, and what spoils the host.
+type Fault = (&'static str, Grade, &'static str, &'static str, Change);
 
 #[test]
 fn each_fault_is_found_once_graded_and_answered_with_advice() {
-    let without = |facts: &mut Facts, kind: &str| facts.mounts.retain(|m| m.kind != kind);
-    let v1 = |facts: &mut Facts| {
-        facts.mounts.extend(parse_mounts("33 31 0:30 / /sys/fs/cgroup/net_cls rw - cgroup cgroup rw,net_cls"));
-    };
-    let cases: &[(&str, Grade, &str, &str, &dyn Fn(&mut Facts))] = &[
-        ("old kernel", Grade::Fail, "kernel", "5.10 or newer", &|f| f.release = "4.19.0".to_owned()),
-        ("no privileges", Grade::Fail, "privileges", "run as root", &|f| f.capabilities = Some(Capabilities(0))),
-        ("CAP_BPF and CAP_NET_ADMIN only", Grade::Warn, "privileges", "CAP_SYS_ADMIN", &|f| {
+    fn without(facts: &mut Facts, kind: &str) {
+        facts.mounts.retain(|m| m.kind != kind);
+    }
+    let cases: &[Fault] = &[
+        ("old kernel", Grade::Fail, "kernel", "5.10 or newer", |f| f.release = "4.19.0".to_owned()),
+        ("no privileges", Grade::Fail, "privileges", "run as root", |f| f.capabilities = Some(Capabilities(0))),
+        ("CAP_BPF and CAP_NET_ADMIN only", Grade::Warn, "privileges", "CAP_SYS_ADMIN", |f| {
             f.capabilities = Some(Capabilities(1 << Capabilities::BPF | 1 << Capabilities::NET_ADMIN));
         }),
-        ("no CAP_NET_ADMIN", Grade::Fail, "privileges", "run as root", &|f| {
+        ("no CAP_NET_ADMIN", Grade::Fail, "privileges", "run as root", |f| {
             f.capabilities = Some(Capabilities(1 << Capabilities::SYS_ADMIN));
         }),
-        ("bpf(2) forbidden", Grade::Fail, "eBPF", "seccomp", &|f| f.bpf.sock_addr = Err("EPERM".to_owned())),
-        ("no cgroup programs", Grade::Fail, "eBPF", "CONFIG_CGROUP_BPF", &|f| f.bpf.cgroup_sock = Ok(false)),
-        ("pure cgroup v1", Grade::Fail, "cgroup v2", "mount -t cgroup2", &|f| without(f, "cgroup2")),
-        ("a container's cgroup namespace", Grade::Warn, "cgroup v2", "only processes below", &|f| {
+        ("bpf(2) forbidden", Grade::Fail, "eBPF", "seccomp", |f| f.bpf.sock_addr = Err("EPERM".to_owned())),
+        ("no cgroup programs", Grade::Fail, "eBPF", "CONFIG_CGROUP_BPF", |f| f.bpf.cgroup_sock = Ok(false)),
+        ("pure cgroup v1", Grade::Fail, "cgroup v2", "mount -t cgroup2", |f| without(f, "cgroup2")),
+        ("a container's cgroup namespace", Grade::Warn, "cgroup v2", "only processes below", |f| {
             f.cgroup_inode = Some(4242);
         }),
-        ("no bpffs", Grade::Fail, "BPF filesystem", "mount -t bpf bpf /sys/fs/bpf", &|f| without(f, "bpf")),
-        ("limited memory on 5.10", Grade::Fail, "locked memory", "CAP_SYS_RESOURCE", &|f| {
+        ("no bpffs", Grade::Fail, "BPF filesystem", "mount -t bpf bpf /sys/fs/bpf", |f| without(f, "bpf")),
+        ("limited memory on 5.10", Grade::Fail, "locked memory", "CAP_SYS_RESOURCE", |f| {
             f.release = "5.10.0".to_owned();
             f.capabilities = Some(Capabilities(!(1 << Capabilities::SYS_RESOURCE)));
         }),
-        ("before 5.18", Grade::Warn, "refused connections", "connection refused", &|f| f.bpf.set_retval = Ok(false)),
-        ("case 43: net_cls before 5.15", Grade::Warn, "cgroup v1", "cgroup_no_v1", &|f| {
+        ("before 5.18", Grade::Warn, "refused connections", "connection refused", |f| f.bpf.set_retval = Ok(false)),
+        ("case 43: net_cls before 5.15", Grade::Warn, "cgroup v1", "cgroup_no_v1", |f| {
             f.release = "5.14.0".to_owned();
-            v1(f);
+            f.mounts.extend(parse_mounts(NET_CLS));
         }),
-        ("no BTF", Grade::Warn, "BTF", "CONFIG_DEBUG_INFO_BTF", &|f| f.btf = false),
-        ("interpreter", Grade::Warn, "JIT", "bpf_jit_enable", &|f| f.jit = Some(0)),
-        ("no SOCK_DESTROY", Grade::Warn, "socket closing", "INET_DIAG_DESTROY", &|f| {
+        ("no BTF", Grade::Warn, "BTF", "CONFIG_DEBUG_INFO_BTF", |f| f.btf = false),
+        ("interpreter", Grade::Warn, "JIT", "bpf_jit_enable", |f| f.jit = Some(0)),
+        ("no SOCK_DESTROY", Grade::Warn, "socket closing", "INET_DIAG_DESTROY", |f| {
             f.socket_closing = Err("Operation not supported".to_owned());
         }),
-        ("no forwarding", Grade::Warn, "forwarding", "ip_forward", &|f| f.forward_v4 = false),
-        ("no IPv6 forwarding", Grade::Warn, "forwarding", "ipv6", &|f| f.forward_v6 = Some(false)),
-        ("ephemeral NodePorts", Grade::Warn, "NodePorts", "reserved", &|f| f.local_ports = (1024, 65_535)),
+        ("no forwarding", Grade::Warn, "forwarding", "ip_forward", |f| f.forward_v4 = false),
+        ("no IPv6 forwarding", Grade::Warn, "forwarding", "ipv6", |f| f.forward_v6 = Some(false)),
+        ("ephemeral NodePorts", Grade::Warn, "NodePorts", "reserved", |f| f.local_ports = (1024, 65_535)),
     ];
-    for (case, grade, name, advice, spoil) in cases {
+    for (case, grade, name, advice, change) in cases {
         let mut facts = good();
-        spoil(&mut facts);
+        change(&mut facts);
         let found: Vec<Finding> = findings(&facts, None).into_iter().filter(|f| f.status != Grade::Ok).collect();
         assert_eq!(found.len(), 1, "{case}: {found:?}");
         assert_eq!((found[0].name.as_str(), found[0].status), (*name, *grade), "{case}");
@@ -100,10 +104,10 @@ fn each_fault_is_found_once_graded_and_answered_with_advice() {
 
 #[test]
 fn what_is_no_fault_passes() {
-    let cases: &[(&str, Spoil)] = &[
+    let cases: &[(&str, Change)] = &[
         ("5.10 with CAP_SYS_RESOURCE", |f| f.release = "5.10.0".to_owned()),
         ("case 43: net_cls since 5.15", |f| {
-            f.mounts.extend(parse_mounts("33 31 0:30 / /sys/fs/cgroup/net_cls rw - cgroup cgroup rw,net_cls"));
+            f.mounts.extend(parse_mounts(NET_CLS));
         }),
         ("no IPv6", |f| f.forward_v6 = None),
         ("reserved NodePorts", |f| {

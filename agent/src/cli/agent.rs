@@ -83,15 +83,9 @@ pub struct AgentArgs {
     /// Slots of a Maglev table: a prime, at best a hundred times the largest number of endpoints
     #[arg(long, value_name = "PRIME", default_value = "16381", help_heading = "Services")]
     maglev_table_size: maglev::Size,
-    /// Node addresses on which NodePorts answer: networks, or "primary" for those of the Node object
-    #[arg(
-        long,
-        value_name = "CIDR|primary",
-        value_delimiter = ',',
-        default_value = "primary",
-        help_heading = "Services"
-    )]
-    nodeport_addresses: Vec<String>,
+    /// Node addresses on which NodePorts answer: primary (the Node object's), all, localhost, or those in networks
+    #[arg(long, value_name = "WHICH,…|CIDR,…", default_value = "primary", help_heading = "Services")]
+    nodeport_addresses: NodePortAddresses,
     /// Serve spec.externalIPs; false protects from CVE-2020-8554
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
@@ -207,7 +201,7 @@ impl AgentArgs {
                 loopback_node_ports: self.loopback_nodeports,
                 refuse_unknown_ports: self.refuse_unknown_ports,
             },
-            node_port_addresses: node_port_addresses(&self.nodeport_addresses)?,
+            node_port_addresses: self.nodeport_addresses,
             skip_services: self.skip_services.into_iter().collect(),
             host_sockets_only: self.host_sockets_only,
             bind_protection: self.bind_protection,
@@ -266,11 +260,6 @@ fn bind_address(flag: &str, text: &str, port: u16) -> anyhow::Result<Option<Sock
     let with_port = |_: AddrParseError| text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, port));
     let address = text.parse::<SocketAddr>().or_else(with_port);
     address.map(Some).with_context(|| format!("{flag}: {text:?} is no address, nor an address and a port"))
-}
-
-fn node_port_addresses(texts: &[String]) -> anyhow::Result<NodePortAddresses> {
-    let text = texts.join(",");
-    text.parse().map_err(|problem| anyhow::anyhow!("--nodeport-addresses: {problem}"))
 }
 
 fn api_server(text: &str) -> Result<http::Uri, String> {

@@ -6,9 +6,13 @@ use clap::Parser;
 
 use super::{AgentArgs, bind_address};
 use crate::{
+    datapath::Limits,
     model::{Algorithm, ServiceName},
-    options::{AgentOptions, HostPaths, Limits, NodePortAddresses, SourceOptions},
-    plan::group::{ExternalIps, PlanOptions},
+    options::{AgentOptions, HostPaths, SourceOptions},
+    plan::{
+        group::{ExternalIps, PlanOptions},
+        node_ports::NodePortAddresses,
+    },
 };
 
 #[derive(Parser)]
@@ -31,7 +35,7 @@ fn without_flags_the_documented_defaults_hold() {
     assert_eq!(options.paths, HostPaths::default());
     assert_eq!(options.limits, Limits::default());
     assert_eq!(options.plan, PlanOptions::default());
-    assert_eq!(options.node_port_addresses, NodePortAddresses::Primary);
+    assert_eq!(options.node_port_addresses, NodePortAddresses::primary());
     assert_eq!(options.healthz_bind_address, Some(SocketAddr::from(([0, 0, 0, 0], 10256))));
     assert_eq!(options.metrics_bind_address, Some(SocketAddr::from(([127, 0, 0, 1], 10249))));
     assert_eq!((options.cgroup_root, options.devices.len(), options.skip_services.len()), (None, 0, 0));
@@ -63,10 +67,9 @@ fn every_flag_reaches_its_option() {
         ("--lb-algorithm maglev --maglev-table-size 251", |o| {
             o.plan.algorithm == Algorithm::Maglev && o.plan.maglev_size.get() == 251
         }),
-        (
-            "--nodeport-addresses 192.0.2.0/24,2001:db8::/64",
-            |o| matches!(&o.node_port_addresses, NodePortAddresses::Within(nets) if nets.len() == 2),
-        ),
+        ("--nodeport-addresses 192.0.2.0/24,2001:db8::/64", |o| {
+            !o.node_port_addresses.primary && o.node_port_addresses.networks.len() == 2
+        }),
         ("--allow-service-external-ips=false", |o| o.plan.external_ips == ExternalIps::Deny),
         (
             "--external-ip-cidrs 203.0.113.0/24",
@@ -95,7 +98,6 @@ fn what_makes_no_sense_is_refused_with_a_hint() {
         ("--maglev-table-size 16384", "prime"),
         ("--max-frontends 0", "1.."),
         ("--max-backends 99999999999", "1.."),
-        ("--nodeport-addresses primary,10.0.0.0/8", "either"),
         ("--nodeport-addresses eth0", "--nodeport-addresses"),
         ("--external-ip-cidrs 203.0.113.0", "invalid"),
         ("--skip-services kube-dns", "expected NAMESPACE/NAME"),
