@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.suite.as_deref() != Some("lint") {
         toolchain.build_workspace()?;
-        for binary in binaries(&toolchain)?.into_iter().filter(|b| wanted(&b.suite, &b.name)) {
+        for binary in binaries(&toolchain, args.suite.as_deref())?.into_iter().filter(|b| wanted(&b.suite, &b.name)) {
             let tally = run_tests(&binary, args)?;
             table.push((binary.suite, binary.name, tally));
         }
@@ -92,9 +92,15 @@ fn run_check(check: &lint::Check, toolchain: &Toolchain) -> Tally {
 }
 
 /// Builds every program of tests and asks cargo where they are.
-fn binaries(toolchain: &Toolchain) -> Result<Vec<Binary>> {
+fn binaries(toolchain: &Toolchain, suite: Option<&str>) -> Result<Vec<Binary>> {
     println!("── building the tests");
-    let mut child = toolchain.cargo(&["test", "--workspace", "--no-run"]).stderr(Stdio::piped()).spawn()?;
+    let kinds: &[&str] = match suite {
+        None => &[],
+        Some("unit") => &["--lib", "--bins"],
+        Some(_) => &["--test", "*"],
+    };
+    let mut cargo = toolchain.cargo(&["test", "--workspace", "--no-run"]);
+    let mut child = cargo.args(kinds).stderr(Stdio::piped()).spawn()?;
     let mut found = Vec::new();
     for line in BufReader::new(child.stderr.take().context("cargo has no stderr")?).lines() {
         let line = line?;
