@@ -2,6 +2,7 @@
 //! the rest of the workspace needs, `setup` finds or installs.
 
 mod demo;
+mod kubernetes;
 mod lint;
 mod root;
 mod setup;
@@ -31,6 +32,12 @@ enum Command {
     Demo(demo::Args),
     /// Run the tests: without an argument everything that CI runs
     Test(suites::Args),
+    /// Build programs of Kubernetes into the cache, where tests find them
+    Kubernetes {
+        /// Such as etcd, kube-apiserver, kubectl
+        #[arg(default_values_t = kubernetes::API.map(str::to_owned))]
+        programs: Vec<String>,
+    },
     /// Check what no compiler checks: layering, unsafe budget, links of the documentation
     Tidy,
 }
@@ -42,6 +49,10 @@ fn main() -> anyhow::Result<()> {
         Command::Build { release: true } => setup::toolchain()?.build_release(),
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => suites::run(&args),
+        Command::Kubernetes { programs } => {
+            let names: Vec<&str> = programs.iter().map(String::as_str).collect();
+            kubernetes::programs(&names).map(|folder| println!("{}", folder.display()))
+        }
         Command::Tidy => tidy::run(),
     }
 }
