@@ -5,14 +5,17 @@
 //! the lab, which removes everything it made, also when the test panics.
 
 pub mod agent;
+pub mod background;
 pub mod client;
 pub mod echo;
+pub mod fake_api;
 pub mod foreign;
 pub mod lab;
 pub mod leftovers;
 pub mod node;
 pub mod objects;
 pub mod place;
+pub mod told;
 pub mod wait;
 
 use std::io::Write;

@@ -139,7 +139,7 @@ fn suite_of(file: &str) -> &str {
     match file {
         "load" | "handover" => "load",
         "scripts" | "manifests" => "script",
-        "api_server" => "api",
+        "api_server" | "watch" => "api",
         _ => "netns",
     }
 }

@@ -25,10 +25,10 @@ use super::{
 pub struct Access {
     /// A kubeconfig file; `None` = the service account of the pod.
     pub kubeconfig: Option<PathBuf>,
-    /// URLs such as `https://10.0.0.1:6443`, asked in turn when one fails. Empty: the one of the kubeconfig or, in a
+    /// Such as `https://10.0.0.1:6443`, asked in turn when one fails. Empty: the one of the kubeconfig or, in a
     /// pod, of `KUBERNETES_SERVICE_HOST`. In a pod they should be given: that variable holds the ClusterIP of the API,
     /// which works only while a proxy does (F61).
-    pub servers: Vec<String>,
+    pub servers: Vec<http::Uri>,
 }
 
 /// Starts to watch Services, EndpointSlices and Nodes. An API server that is away is waited for.
@@ -148,7 +148,7 @@ impl Access {
         };
         config.connect_timeout = Some(Duration::from_secs(5));
         config.default_retry = false; // the watches have a rhythm of their own
-        let own = config.cluster_url.to_string();
+        let own = config.cluster_url.clone();
         let urls = if self.servers.is_empty() { std::slice::from_ref(&own) } else { &self.servers };
         urls.iter().map(|url| server(url, config.clone())).collect()
     }
@@ -168,12 +168,8 @@ async fn from_file(path: &Path) -> anyhow::Result<Config> {
     Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
 }
 
-fn server(url: &str, mut config: Config) -> anyhow::Result<Server> {
-    config.cluster_url = url.parse().with_context(|| format!("{url:?} is no URL of an API server"))?;
-    anyhow::ensure!(
-        matches!(config.cluster_url.scheme_str(), Some("http" | "https")) && config.cluster_url.host().is_some(),
-        "{url:?} is no URL of an API server; write it like https://10.0.0.1:6443"
-    );
+fn server(url: &http::Uri, mut config: Config) -> anyhow::Result<Server> {
+    config.cluster_url = url.clone();
     let client = Client::try_from(config).with_context(|| format!("cannot make a client for {url}"))?;
-    Ok(Server { url: url.trim_end_matches('/').into(), client })
+    Ok(Server { url: url.to_string().trim_end_matches('/').into(), client })
 }

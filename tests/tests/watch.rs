@@ -1,0 +1,307 @@
+//! The watch of a cluster against an API server with faults (`cases.md` 05, 31, 38; `semantics.md` 12.1, 14.5).
+
+use std::{
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use sheave_agent::{
+    model::Update,
+    source::{
+        convert::ConvertOptions,
+        kube::{self, Access},
+    },
+};
+use sheave_tests::{
+    background::Background,
+    fake_api::{Asked, FakeApi, Fault, bookmark, expired},
+    objects::{Object, Slice, Svc, Text, node},
+    told::Told,
+    wait::{SOON, throughout},
+};
+
+/// Limit of case 38.
+const SETTLED: Duration = Duration::from_secs(15);
+
+/// A fake API server and a source that watches it.
+struct Scene {
+    api: FakeApi,
+    told: Told,
+    kubeconfig: PathBuf,
+    background: Background,
+}
+
+impl Scene {
+    /// With the Services `kept` and `s1`, each with a slice, and a Node. `prepare` may order faults.
+    fn new(streams: bool, prepare: impl FnOnce(&FakeApi)) -> Result<Self> {
+        let background = Background::start()?;
+        let api = FakeApi::start(&background, streams)?;
+        for object in [service("kept"), slice("kept", 10), service("s1"), slice("s1", 11), node(1).text()] {
+            api.put(&object);
+        }
+        prepare(&api);
+        let kubeconfig = kubeconfig(&api)?;
+        let (sender, told) = Told::new();
+        let access = Access { kubeconfig: Some(kubeconfig.clone()), servers: Vec::new() };
+        background.run(kube::start(access, &ConvertOptions::default(), sender))?;
+        Ok(Self { api, told, kubeconfig, background })
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.kubeconfig);
+    }
+}
+
+fn kubeconfig(api: &FakeApi) -> Result<PathBuf> {
+    let path = std::env::temp_dir().join(format!("sheave-kubeconfig-{}", api.address.port()));
+    let text = format!(
+        "clusters: [{{name: c, cluster: {{server: 'http://{}'}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\ncurrent-context: c\n",
+        api.address
+    );
+    fs::write(&path, text)?;
+    Ok(path)
+}
+
+fn service(name: &str) -> String {
+    Svc::new(name).ip("10.96.0.20").port("http", 80, "TCP").text()
+}
+
+fn slice(service: &str, digits: u8) -> String {
+    let slice = Slice::new(&format!("{service}-1"), service).port("http", 8080, "TCP");
+    slice.ready(&format!("10.244.1.{digits}"), "n1").text()
+}
+
+const BEFORE: [&str; 2] = ["kept 80/TCP 10.244.1.10:8080", "s1 80/TCP 10.244.1.11:8080"];
+const AFTER: [&str; 2] = ["kept 80/TCP 10.244.1.10:8080", "s2 80/TCP 10.244.1.12:8080"];
+
+/// A fault of one server, by the how-manieth request to follow Services it is; `None` = it answers honestly.
+type Case = (&'static str, fn(u32, &Asked) -> Option<Fault>);
+
+fn bytes(text: impl Into<String>) -> Option<Fault> {
+    Some(Fault::Bytes(text.into(), Duration::ZERO))
+}
+
+const CASES: [Case; 12] = [
+    ("38 a: the watch is answered 410", |n, _| (n == 1).then_some(Fault::Status(410, "Expired"))),
+    ("38 b: the watch is told 410", |n, _| if n == 1 { bytes(format!("{}\n", expired())) } else { None }),
+    ("38 c: watches close every three seconds", |n, _| {
+        (n <= 2).then(|| Fault::Bytes(String::new(), Duration::from_secs(3)))
+    }),
+    ("38 d: bookmarks are honoured", |n, asked| match n {
+        1 => bytes(format!("{}\n{}\n", bookmark(3000, false), bookmark(5000, false))),
+        _ => (asked.version() < 4000).then_some(Fault::Status(410, "Expired")),
+    }),
+    ("38 e: an event breaks off", |n, _| if n == 1 { bytes("{\"type\": \"MODIFIED\", \"obj") } else { None }),
+    ("an event is no JSON", |n, _| if n == 1 { bytes("<html>busy</html>\n") } else { None }),
+    ("watches close at once", |n, _| if n <= 4 { bytes("") } else { None }),
+    ("14.5: 403 after a restart", |n, _| (n <= 2).then_some(Fault::Status(403, "Forbidden"))),
+    ("14.5: 401", |n, _| (n == 1).then_some(Fault::Status(401, "Unauthorized"))),
+    ("14.5: 500", |n, _| (n <= 2).then_some(Fault::Status(500, "InternalError"))),
+    ("too many requests", |n, _| (n == 1).then_some(Fault::Status(429, "TooManyRequests"))),
+    ("an event of a kind to come", |n, _| if n == 1 { bytes("{\"type\": \"NEWS\", \"object\": {}}\n") } else { None }),
+];
+
+#[test]
+fn a_watch_survives_what_servers_do() {
+    thread::scope(|scope| {
+        for case in CASES {
+            for streams in [true, false] {
+                let name = format!("{}{}", case.0, if streams { "" } else { ", lists by pages" });
+                let run = move || survives(case, streams).with_context(|| name.clone()).unwrap();
+                scope.spawn(run);
+            }
+        }
+    });
+}
+
+fn survives((name, fault): Case, streams: bool) -> Result<()> {
+    let mut scene = Scene::new(streams, |_| {})?;
+    scene.told.until_lines("the first list", SETTLED, &BEFORE)?;
+    let mut count = 0;
+    scene.api.faults(move |asked| {
+        let concerned = asked.kind == "services" && asked.follows();
+        count += u32::from(concerned);
+        if concerned { fault(count, asked) } else { None }
+    });
+    let start = Instant::now();
+    scene.api.skip_to(5000);
+    scene.api.hang_up();
+    scene.api.delete(&service("s1"));
+    scene.api.delete(&slice("s1", 11));
+    scene.api.put(&service("s2"));
+    scene.api.put(&slice("s2", 12));
+    scene.told.until_lines("settled", SETTLED, &AFTER)?;
+    scene.told.until("well again", SETTLED, |told| told.source.problems.is_empty())?;
+    ensure!(kept_stayed(&scene.told), "what did not change was taken away: {:?}", scene.told.updates);
+    ensure!(scene.told.problems_told == 0, "no object had a problem: {:?}", scene.told.problems);
+    let asked = scene.api.asked("services");
+    let (follows, lists): (Vec<_>, Vec<_>) = asked.iter().filter(|asked| asked.at > start).partition(|a| a.follows());
+    let seconds = start.elapsed().as_secs_f64();
+    ensure!(follows.len() as f64 <= seconds + 2.0, "{} requests in {seconds} s", follows.len());
+    ensure!(lists.is_empty() || !name.contains("bookmarks"), "resumed from the bookmark, without a list: {lists:?}");
+    Ok(())
+}
+
+/// No update ever took away what did not change.
+fn kept_stayed(told: &Told) -> bool {
+    told.updates.iter().all(|update| match update {
+        Update::Services(services) => services.iter().any(|service| &*service.name.name == "kept"),
+        Update::Slices(slices) => slices.iter().any(|slice| &*slice.service.name == "kept"),
+        Update::ServiceGone(name) => &*name.name != "kept",
+        Update::SliceGone(name) => &*name.name != "kept-1",
+        _ => true,
+    })
+}
+
+#[test]
+fn a_server_that_fails_is_asked_at_most_once_a_second_and_at_least_every_five() -> Result<()> {
+    let mut scene = Scene::new(true, |api| api.faults(|_| Some(Fault::Status(503, "ServiceUnavailable"))))?;
+    scene.told.until("four tries", Duration::from_secs(30), |_| scene.api.asked("nodes").len() >= 4)?;
+    let asked = scene.api.asked("nodes");
+    for gap in asked.windows(2).map(|two| (two[1].at - two[0].at).as_secs_f64()) {
+        ensure!((0.99..5.5).contains(&gap), "{gap} s between two tries");
+    }
+    scene.told.take();
+    let problems = scene.told.source.problems.join(" ");
+    ensure!(problems.contains("Nodes are not being watched: the API server http://127.0.0.1:"), "{problems}");
+    ensure!(problems.contains("answered 503 ServiceUnavailable"), "{problems}");
+    ensure!(!scene.told.state.is_synced(), "there was no list");
+    scene.api.faults(|_| None);
+    scene.told.until_lines("well again", Duration::from_secs(6), &BEFORE)?;
+    Ok(())
+}
+
+#[test]
+fn a_list_that_breaks_off_is_no_list() -> Result<()> {
+    for streams in [true, false] {
+        let mut count = 0;
+        let mut scene = Scene::new(streams, |api| {
+            api.faults(move |asked| {
+                let is_list = asked.kind == "services" && !asked.follows();
+                // One page, or a few events, and then nothing more.
+                let breaks =
+                    is_list && (asked.field("sendInitialEvents") == "true" || !asked.field("continue").is_empty());
+                count += u32::from(breaks);
+                match (breaks && count <= 2, streams) {
+                    (false, _) => None,
+                    (true, true) => bytes(format!("{{\"type\": \"ADDED\", \"object\": {}}}\n", service("kept"))),
+                    (true, false) => Some(Fault::Status(500, "InternalError")),
+                }
+            });
+        })?;
+        scene.api.put(&service("s3"));
+        let three = [BEFORE[0], BEFORE[1], "s3 80/TCP"];
+        scene.told.until_lines("the whole list", SETTLED, &three)?;
+        let lists = scene.told.updates.iter().filter_map(|update| match update {
+            Update::Services(services) => Some(services.len()),
+            _ => None,
+        });
+        ensure!(lists.eq([3]), "one list, the whole one: {:?}", scene.told.updates);
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_synced_before_every_kind_is_listed() {
+    // Case 31: Services come first, the slices late; then the other way round.
+    thread::scope(|scope| {
+        for late in ["endpointslices", "services", "nodes"] {
+            scope.spawn(move || waits_for(late).context(late).unwrap());
+        }
+    });
+}
+
+fn waits_for(late: &'static str) -> Result<()> {
+    let mut scene = Scene::new(true, |api| api.faults(move |asked| (asked.kind == late).then_some(Fault::Silence)))?;
+    let is_list = |u: &&Update| matches!(u, Update::Services(_) | Update::Slices(_) | Update::Nodes(_));
+    scene.told.until("two lists", SETTLED, |told| told.updates.iter().filter(is_list).count() == 2)?;
+    throughout(Duration::from_secs(1), || {
+        scene.told.take();
+        ensure!(!scene.told.state.is_synced(), "{late} are not listed yet");
+        ensure!(!scene.told.source.problems.is_empty(), "the source says what is missing");
+        Ok(())
+    })?;
+    scene.api.faults(|_| None);
+    scene.told.until("synced", Duration::from_secs(25), |told| told.state.is_synced())?;
+    scene.told.until_lines("complete", SOON, &BEFORE)?;
+    Ok(())
+}
+
+#[test]
+fn objects_that_are_not_ours_stop_nothing() -> Result<()> {
+    let mut scene = Scene::new(true, |_| {})?;
+    scene.told.until_lines("the first list", SETTLED, &BEFORE)?;
+    // Case 05: a slice of DNS names, added, changed and deleted.
+    let names = |address: &str| {
+        Slice::new("kept-2", "kept").address_type("FQDN").port("http", 8080, "TCP").ready(address, "n1")
+    };
+    scene.api.put(&names("backend.example.org").text());
+    scene.api.put(&names("other.example.org").text());
+    scene.api.delete(&names("other.example.org").text());
+    scene.api.put(&service("then"));
+    scene.told.until_lines("the DNS names are ignored", SETTLED, &[BEFORE[0], BEFORE[1], "then 80/TCP"])?;
+    ensure!(scene.told.problems_told == 0, "{:?}", scene.told.problems);
+
+    // A slice that turns into one of DNS names leaves nothing behind.
+    scene.api.put(&Slice::new("kept-1", "kept").address_type("FQDN").ready("backend.example.org", "n1").text());
+    scene.told.until_lines("turned", SETTLED, &["kept 80/TCP", BEFORE[1], "then 80/TCP"])?;
+
+    // Malformed objects: named, once for each version, and skipped.
+    let broken = |port: &str| {
+        let metadata = "{\"name\": \"broken\", \"namespace\": \"t\"}";
+        let spec = format!("{{\"clusterIP\": \"10.96.0.30\", \"ports\": [{{\"port\": {port}}}]}}");
+        Text {
+            file: String::new(),
+            text: format!(
+                "{{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {metadata}, \"spec\": {spec}}}"
+            ),
+        }
+    };
+    scene.api.put(&broken("\"http\"").text());
+    scene.api.put(&service("after"));
+    scene.told.until("named", SETTLED, |told| told.problems.contains_key("Service t/broken"))?;
+    scene.told.until("what follows works", SETTLED, |told| told.lines().contains(&"after 80/TCP".to_owned()))?;
+    ensure!(scene.told.lines()[1].starts_with("broken invalid: "), "{:?}", scene.told.lines());
+    ensure!(scene.told.problems_told == 1, "once: {:?}", scene.told.problems);
+    scene.api.put(&broken("80").text());
+    scene.told.until("mended", SETTLED, |told| told.problems.is_empty())?;
+    ensure!(scene.told.lines()[1] == "broken 80/TCP", "{:?}", scene.told.lines());
+    Ok(())
+}
+
+#[test]
+fn the_next_server_is_asked_when_one_is_away() -> Result<()> {
+    let mut scene = Scene::new(true, |_| {})?;
+    scene.told.until_lines("the first list", SETTLED, &BEFORE)?;
+    let (sender, mut told) = Told::new();
+    // Nobody listens on the discard port here.
+    let servers = ["http://127.0.0.1:9".to_owned(), format!("http://{}", scene.api.address)];
+    let servers = servers.iter().map(|url| url.parse()).collect::<Result<_, _>>()?;
+    let access = Access { kubeconfig: Some(scene.kubeconfig.clone()), servers };
+    scene.background.run(kube::start(access, &ConvertOptions::default(), sender))?;
+    told.until_lines("from the second server", SETTLED, &BEFORE)?;
+    let source = format!("kubernetes http://{}", scene.api.address);
+    told.until("in step", SETTLED, |told| told.source.source == source && told.source.problems.is_empty())?;
+    Ok(())
+}
+
+#[test]
+fn only_what_concerns_a_proxy_is_asked_for() -> Result<()> {
+    let mut scene = Scene::new(true, |_| {})?;
+    scene.told.until_lines("the first list", SETTLED, &BEFORE)?;
+    for (id, kind, labels) in [
+        ("SK-5", "services", "!service.kubernetes.io/service-proxy-name"),
+        ("SK-7", "endpointslices", "!service.kubernetes.io/headless"),
+        ("12.4", "nodes", ""),
+    ] {
+        let asked = scene.api.asked(kind);
+        ensure!(asked[0].field("labelSelector") == labels, "{id}: {asked:?}");
+    }
+    Ok(())
+}
