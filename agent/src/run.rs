@@ -128,7 +128,7 @@ async fn start_source(options: &AgentOptions, events: source::Sender) -> anyhow:
         SourceOptions::Kubernetes { kubeconfig, api_servers } => {
             let access = source::kube::Access {
                 kubeconfig: kubeconfig.clone(),
-                servers: api_servers.iter().map(ToString::to_string).collect(),
+                servers: api_servers.clone(),
             };
             source::kube::start(access, &convert, events).await
         }
