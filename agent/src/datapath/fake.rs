@@ -1,6 +1,9 @@
 //! The tables in memory, with seeded faults: what every scenario runs on without a kernel.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    rc::Rc,
+};
 
 use sheave_ebpf::{
     backend::{Backend, RETIRED},
@@ -32,7 +35,7 @@ pub struct Fake {
     /// Grace periods so far.
     pub graces: u64,
     /// Called after every write that succeeded: where an invariant is checked.
-    pub after_write: Option<fn(&Self)>,
+    pub after_write: Option<Rc<dyn Fn(&Self)>>,
     seed: u64,
     frontends: BTreeMap<FrontendKey, Frontend>,
     names: BTreeMap<u32, ServiceName>,
@@ -88,7 +91,7 @@ impl Fake {
             return Err(Error::kernel("a seeded fault", std::io::Error::from_raw_os_error(libc::EIO)));
         }
         change(self)?;
-        if let Some(check) = self.after_write {
+        if let Some(check) = self.after_write.clone() {
             check(self);
         }
         Ok(())

@@ -144,6 +144,11 @@ impl<D: Datapath> Engine<D> {
         &mut self.reconciler
     }
 
+    /// Lets go of the tables, as a killed agent does.
+    pub fn into_datapath(self) -> D {
+        self.reconciler.into_datapath()
+    }
+
     /// The tables, to read.
     pub const fn datapath(&self) -> &D {
         self.reconciler.datapath()
@@ -196,3 +201,6 @@ impl<D: Datapath> Engine<D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,8 +17,6 @@
 mod adopt;
 mod program;
 mod rest;
-#[cfg(test)]
-mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -209,6 +207,11 @@ impl<D: Datapath> Reconciler<D> {
     /// The tables, to read.
     pub const fn datapath(&self) -> &D {
         &self.datapath
+    }
+
+    /// Lets go of the tables, as a killed agent does.
+    pub fn into_datapath(self) -> D {
+        self.datapath
     }
 
     /// The tables, for tests that stir them.
