@@ -46,6 +46,9 @@ pub enum Error {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// Nothing went wrong here, but with the service that takes over the address.
+    #[error("the service that takes over its address could not be written yet")]
+    Awaited,
     /// Pinned state that this build cannot use.
     #[error("{0}")]
     Incompatible(String),

@@ -21,7 +21,7 @@ use crate::{
     },
     lb,
     model::Update,
-    plan::{group::PlanOptions, node_ports::NodePortAddresses},
+    plan::{group::PlanOptions, maglev, node_ports::NodePortAddresses},
     reconcile::Reconciler,
     source::convert::fixtures::{OWN, Svc, node_with, service_name, slice_of, svc},
     view::{FrontendView, LbView},
@@ -30,7 +30,7 @@ use crate::{
 fn engine(fake: Fake) -> Engine<Fake> {
     let options = EngineOptions {
         node: OWN.into(),
-        plan: PlanOptions { maglev_size: 31, ..PlanOptions::default() },
+        plan: PlanOptions { maglev_size: maglev::Size::TINY, ..PlanOptions::default() },
         node_ports: NodePortAddresses::primary(),
     };
     let mut engine = Engine::new(options, Reconciler::adopt(fake).unwrap());
@@ -157,8 +157,7 @@ fn check_between(fake: &Fake, before: &Rows, after: &Rows) {
     for (key, rows) in &now {
         for scope in ["internal", "external"] {
             let Some(here) = decides(rows, scope) else { continue };
-            let allowed: Vec<_> =
-                [&before, &after].iter().filter_map(|r| decides(r.get(key)?, scope)).collect();
+            let allowed: Vec<_> = [&before, &after].iter().filter_map(|r| decides(r.get(key)?, scope)).collect();
             assert!(allowed.contains(&here), "{key:?} {scope}: {here:?} is neither of {allowed:?}");
         }
     }
@@ -223,7 +222,8 @@ fn check_no_leak(engine: &mut Engine<Fake>) {
     let frontends = groups.iter().flat_map(|g| g.frontends.iter().map(|(k, _)| *k)).collect::<BTreeSet<_>>();
     assert_eq!(usage.frontends, frontends.len(), "frontends");
     let fake = engine.datapath();
-    let words = |service| [Scope::Cluster, Scope::Inside, Scope::Outside].map(|s| Word(fake.word(word_index(service, s))));
+    let words =
+        |service| [Scope::Cluster, Scope::Inside, Scope::Outside].map(|s| Word(fake.word(word_index(service, s))));
     let runs: BTreeSet<(u32, u32)> = fake
         .names()
         .unwrap()
@@ -245,7 +245,7 @@ fn a_program_never_sees_half_a_service() {
 #[test]
 fn failing_writes_are_tried_again_until_all_is_as_wanted() {
     for seed in 1..40 {
-        let fake = Fake::new(empty_tables().limits, seed * 7919, Fault::OneIn(2 + seed % 7));
+        let fake = Fake::new(empty_tables().limits, seed * 7919, Fault::OneIn(6 + seed % 9));
         let mut engine = live(engine(fake), |_, _| {});
         engine.reconciler_mut().datapath_mut().fault = Fault::None;
         check_no_leak(&mut engine);

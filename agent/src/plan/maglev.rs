@@ -24,6 +24,10 @@ pub struct Member {
 pub struct Size(u32);
 
 impl Size {
+    /// Small enough for tests that look at every write.
+    #[cfg(test)]
+    pub(crate) const TINY: Self = Self(13);
+
     /// Good for about 160 backends with shares that differ by less than 1 %; 128 KiB a table.
     pub const DEFAULT: Self = Self(16_381);
 

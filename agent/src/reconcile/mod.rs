@@ -122,8 +122,19 @@ impl<D: Datapath> Reconciler<D> {
                 failed.push((group.key.clone(), error));
             }
         }
-        for group in work {
-            if let Err(error) = self.clear(group) {
+        // A frontend whose new owner is to be tried again stays with the old one: better the former pods than none.
+        let is_transient = |error: &Error| !matches!(error, Error::NoSpace { .. });
+        let retried: BTreeSet<GroupKey> =
+            failed.iter().filter(|(_, error)| is_transient(error)).map(|(key, _)| key.clone()).collect();
+        let awaited: BTreeSet<FrontendKey> = work
+            .iter()
+            .filter(|group| retried.contains(group.key))
+            .flat_map(|group| group.frontends.iter().map(|(key, _)| *key))
+            .collect();
+        for group in work.iter().filter(|group| !retried.contains(group.key)) {
+            let is_awaited = self.groups.get(group.key).is_some_and(|g| !g.frontends.is_disjoint(&awaited));
+            let result = if is_awaited { Err(Error::Awaited) } else { self.clear(group) };
+            if let Err(error) = result {
                 failed.push((group.key.clone(), error));
             }
         }
