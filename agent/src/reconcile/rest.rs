@@ -56,7 +56,7 @@ impl<D: Datapath> Reconciler<D> {
     /// Gives back what has rested long enough. Waits for a grace period when something fresh rests.
     ///
     /// # Errors
-    /// What the kernel refused; the rest goes on resting.
+    /// When there is no grace period to be had. What the kernel refuses to free goes on resting.
     pub fn reclaim(&mut self) -> Result<()> {
         if self.resting.has_fresh() {
             self.grace()?;
@@ -66,26 +66,31 @@ impl<D: Datapath> Reconciler<D> {
         }
         // A backend with connections stays: their close counts down on its id.
         let mut busy_services = BTreeSet::new();
-        let mut busy = Vec::new();
-        for id in std::mem::take(&mut self.resting.aged.backends) {
-            if backend::connections(self.datapath.connections(id)) > 0 {
+        let mut resting = Vec::new();
+        while let Some(id) = self.resting.aged.backends.pop() {
+            let is_busy = backend::connections(self.datapath.connections(id)) > 0;
+            if is_busy || self.free_backend(id).is_err() {
                 busy_services.insert(self.datapath.backend(id).service);
-                busy.push(id);
-            } else {
-                self.datapath.put_backend(id, &Backend::UNUSED)?;
-                self.datapath.reset_connections(id)?;
-                self.backends.release(id);
+                resting.push(id);
             }
         }
-        self.resting.aged.backends = busy;
-        for id in std::mem::take(&mut self.resting.aged.services) {
-            if busy_services.contains(&id) {
-                self.resting.aged.services.push(id);
+        self.resting.aged.backends = resting;
+        let mut resting = Vec::new();
+        while let Some(id) = self.resting.aged.services.pop() {
+            if busy_services.contains(&id) || self.datapath.remove_name(id).is_err() {
+                resting.push(id);
             } else {
-                self.datapath.remove_name(id)?;
                 self.services.release(id);
             }
         }
+        self.resting.aged.services = resting;
+        Ok(())
+    }
+
+    fn free_backend(&mut self, id: u32) -> Result<()> {
+        self.datapath.reset_connections(id)?;
+        self.datapath.put_backend(id, &Backend::UNUSED)?;
+        self.backends.release(id);
         Ok(())
     }
 
