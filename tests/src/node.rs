@@ -124,6 +124,7 @@ impl Node {
     ///
     /// # Errors
     /// When `ip` refuses.
+    #[expect(clippy::needless_pass_by_value, reason = "the pod is no more, so nobody may use it again")]
     pub fn remove(&self, pod: Pod) -> Result<()> {
         leftovers::remove_cgroup(&pod.place.cgroup);
         self.host.ip(&format!("link del pod{}", pod.v4.octets()[3]))?;

@@ -131,24 +131,24 @@ impl Slice {
     /// One more endpoint that takes new connections.
     #[must_use]
     pub fn ready(self, address: &str, node: &str) -> Self {
-        self.endpoint(address, node, json!({"ready": true, "serving": true, "terminating": false}))
+        self.endpoint(address, node, &json!({"ready": true, "serving": true, "terminating": false}))
     }
 
     /// One more endpoint that is neither ready nor serving.
     #[must_use]
     pub fn not_ready(self, address: &str, node: &str) -> Self {
-        self.endpoint(address, node, json!({"ready": false, "serving": false, "terminating": false}))
+        self.endpoint(address, node, &json!({"ready": false, "serving": false, "terminating": false}))
     }
 
     /// One more endpoint on its way out that still answers.
     #[must_use]
     pub fn terminating(self, address: &str, node: &str) -> Self {
-        self.endpoint(address, node, json!({"ready": false, "serving": true, "terminating": true}))
+        self.endpoint(address, node, &json!({"ready": false, "serving": true, "terminating": true}))
     }
 
     /// One more endpoint with these conditions.
     #[must_use]
-    pub fn endpoint(mut self, address: &str, node: &str, conditions: Value) -> Self {
+    pub fn endpoint(mut self, address: &str, node: &str, conditions: &Value) -> Self {
         self.family.get_or_insert_with(|| family(address).into());
         push(&mut self.endpoints, json!({"addresses": [address], "nodeName": node, "conditions": conditions}));
         self

@@ -2,7 +2,7 @@
 #![no_std]
 #![no_main]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
-#![expect(missing_docs, reason = "the macros of aya-ebpf make items public that nobody outside can name")]
+#![expect(clippy::needless_pass_by_value, reason = "the macros of aya-ebpf hand the context over by value")]
 
 use aya_ebpf::{
     macros::{cgroup_sock, cgroup_sock_addr},

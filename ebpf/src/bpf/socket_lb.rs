@@ -124,20 +124,21 @@ pub fn recvmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
     // SAFETY: storage outlives this run.
     let flags = unsafe { (*state).flags };
     let from = dialled::<F>(ctx);
-    if flags & HAS_PEERS != 0 {
-        if let Some(peer) = maps::peer(&peer_key(ctx, &from.addr, from.port, from.proto)) {
-            show::<F>(ctx, &peer.addr, peer.port);
-            return GO_ON;
-        }
+    if flags & HAS_PEERS != 0
+        && let Some(peer) = maps::peer(&peer_key(ctx, &from.addr, from.port, from.proto))
+    {
+        show::<F>(ctx, &peer.addr, peer.port);
+        return GO_ON;
     }
     // The entry was evicted, or never made: a connected socket still knows.
     if flags & CONNECTED != 0 {
         // SAFETY: storage outlives this run.
         let id = unsafe { (*state).backend };
-        if let Some(backend) = maps::backend(id) {
-            if backend.port == from.port && same(&backend.addr, &from.addr) {
-                show_connected::<F>(ctx, state);
-            }
+        if let Some(backend) = maps::backend(id)
+            && backend.port == from.port
+            && same(&backend.addr, &from.addr)
+        {
+            show_connected::<F>(ctx, state);
         }
     }
     GO_ON
@@ -280,10 +281,11 @@ fn kept(state: *mut SocketState, flow: u32, service: u32) -> Option<u32> {
 #[inline(always)]
 fn promise(ctx: &SockAddrContext, key: &FrontendKey, service: u32, backend: &Backend) -> u16 {
     let entry = peer_key(ctx, &backend.addr, backend.port, key.proto);
-    if let Some(old) = maps::peer(&entry) {
-        if old.port == key.port && same(&old.addr, &key.addr) {
-            return HAS_PEERS; // the common case of a second datagram: nothing to write
-        }
+    if let Some(old) = maps::peer(&entry)
+        && old.port == key.port
+        && same(&old.addr, &key.addr)
+    {
+        return HAS_PEERS; // the common case of a second datagram: nothing to write
     }
     let peer = Peer { addr: key.addr, port: key.port, zero: 0, service };
     if maps::insert_peer(&entry, &peer).is_err() {
@@ -349,11 +351,11 @@ fn uncount(state: *mut SocketState) {
 
 #[inline(always)]
 fn add_connection(backend: u32, by: i64) {
-    if backend != NO_BACKEND {
-        if let Some(count) = maps::connections(backend) {
-            // SAFETY: array slots are stable and 8-byte aligned.
-            unsafe { atomic::add(count, by) }
-        }
+    if backend != NO_BACKEND
+        && let Some(count) = maps::connections(backend)
+    {
+        // SAFETY: array slots are stable and 8-byte aligned.
+        unsafe { atomic::add(count, by) }
     }
 }
 
