@@ -15,10 +15,11 @@ use tokio::{
 use crate::{
     api::{self, ApiHandle, Request},
     datapath::{
-        Datapath, addresses, attach, discard,
+        Datapath, Removed, addresses, attach, discard,
         kernel::Kernel,
         load::{self, Features, Switches},
         pins::Pins,
+        sockets::Closer,
     },
     engine::{Engine, EngineOptions, StatusInput},
     options::{AgentOptions, SourceOptions},
@@ -95,6 +96,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         source: SourceState::default(),
         problems: BTreeMap::new(),
         warnings: loaded.warnings,
+        closer: start_closer(Closer::open(&pins, options.close_tcp)?)?,
         features: feature_views(features),
     };
     let core = thread::Builder::new()
@@ -121,15 +123,34 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Closing sockets takes a look into every network namespace: not in the engine's thread.
+fn start_closer(mut closer: Closer) -> anyhow::Result<std::sync::mpsc::Sender<Vec<Removed>>> {
+    let (send, receive) = std::sync::mpsc::channel::<Vec<Removed>>();
+    let work = move || {
+        while let Ok(mut removed) = receive.recv() {
+            removed.extend(receive.try_iter().flatten()); // one look for all that came meanwhile
+            let closed = closer.close(&removed);
+            if closed.sockets > 0 {
+                tracing::info!(sockets = closed.sockets, "closed sockets that were connected to removed backends");
+            }
+            if closed.unreachable > 0 {
+                tracing::warn!(
+                    namespaces = closed.unreachable,
+                    "cannot close sockets in some network namespaces: that needs CAP_SYS_ADMIN"
+                );
+            }
+        }
+    };
+    thread::Builder::new().name("closer".to_owned()).spawn(work).context("cannot start the closer")?;
+    Ok(send)
+}
+
 async fn start_source(options: &AgentOptions, events: source::Sender) -> anyhow::Result<()> {
     let convert = ConvertOptions { proxy_name: None, skip: options.skip_services.clone() };
     match &options.source {
         SourceOptions::Manifests(directory) => source::manifests::start(directory, convert, events),
         SourceOptions::Kubernetes { kubeconfig, api_servers } => {
-            let access = source::kube::Access {
-                kubeconfig: kubeconfig.clone(),
-                servers: api_servers.clone(),
-            };
+            let access = source::kube::Access { kubeconfig: kubeconfig.clone(), servers: api_servers.clone() };
             source::kube::start(access, &convert, events).await
         }
     }
@@ -147,6 +168,7 @@ struct Core<D> {
     /// By object.
     problems: BTreeMap<String, String>,
     warnings: Vec<String>,
+    closer: std::sync::mpsc::Sender<Vec<Removed>>,
     features: Vec<FeatureView>,
 }
 
@@ -205,7 +227,10 @@ impl<D: Datapath + Counters> Core<D> {
                 retry = Some(now + pause);
                 pause = (pause * 2).min(LONGEST_RETRY);
             }
-            for _removed in self.engine.take_removed() {}
+            let removed = self.engine.take_removed();
+            if !removed.is_empty() {
+                drop(self.closer.send(removed)); // the closer ends only when this loop does
+            }
             self.bump.send_modify(|version| *version += 1);
         }
     }

@@ -75,14 +75,13 @@ const LAYERS: [Layer; 5] = [
 ];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 11] = [
+const UNSAFE: [&str; 10] = [
     "ebpf/src/pod.rs",
     "ebpf/src/bpf/", // entry modules: helper calls; each block says why
     "agent/build.rs",
     "agent/src/datapath/kernel.rs",
     "agent/src/datapath/link.rs",
-    "agent/src/datapath/load.rs", // getsockopt(SO_NETNS_COOKIE)
-    "agent/src/datapath/netlink.rs",
+    "agent/src/datapath/netns.rs",
     "agent/src/datapath/sockets.rs",
     "agent/src/datapath/words.rs",
     "tests/src/foreign.rs",

@@ -1,11 +1,6 @@
 //! Loading the object: sizes, constants, pins, and whether what is pinned is what we expect.
 
-use std::{
-    fs, io,
-    net::UdpSocket,
-    os::fd::{AsFd as _, AsRawFd as _},
-    path::Path,
-};
+use std::{fs, os::fd::AsFd as _, path::Path};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -25,7 +20,7 @@ use sheave_ebpf::{
     source_range::SourceRange,
 };
 
-use super::{Error, Limits, Result, kernel::flatten, pins::Pins};
+use super::{Error, Limits, Result, kernel::flatten, netns, pins::Pins};
 use crate::OBJECT;
 
 /// What the operator chose that the programs must know when they are loaded.
@@ -60,21 +55,10 @@ impl Features {
         Self {
             set_retval: is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval)
                 .unwrap_or(false),
-            host_netns: netns_cookie().unwrap_or(0),
+            host_netns: netns::cookie().unwrap_or(0),
             discard,
         }
     }
-}
-
-/// The cookie of the network namespace that this thread lives in. Needs Linux ≥ 5.14.
-fn netns_cookie() -> io::Result<u64> {
-    const SO_NETNS_COOKIE: i32 = 71;
-    let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::]:0"))?;
-    let (mut cookie, mut length) = (0_u64, libc::socklen_t::try_from(size_of::<u64>()).unwrap_or(8));
-    let into = (&raw mut cookie).cast();
-    // SAFETY: both pointers live across the call, and the length is the cookie's.
-    let r = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, into, &raw mut length) };
-    if r == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A map as this build makes it.

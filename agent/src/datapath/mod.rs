@@ -10,13 +10,16 @@ pub mod fake;
 pub mod kernel;
 pub mod link;
 pub mod load;
+pub mod netns;
 pub mod pins;
 pub mod probe;
+pub mod sockets;
 pub mod words;
 
 use std::io;
 
 use sheave_ebpf::{
+    addr::Addr,
     backend::Backend,
     frontend::{Frontend, FrontendKey},
     names::ServiceName,
@@ -96,6 +99,17 @@ impl Default for Limits {
 
 /// An LPM key: prefix length in bits, and the data.
 pub type RangeKey = (u32, SourceRange);
+
+/// A backend that left its service: datagram sockets connected to it are to be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// Address.
+    pub addr: Addr,
+    /// Port, network order.
+    pub port: u16,
+    /// IANA protocol number.
+    pub proto: u8,
+}
 
 /// The tables, one verb a method. Every write is idempotent; removing what is not there is success.
 pub trait Datapath {

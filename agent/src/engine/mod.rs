@@ -12,14 +12,14 @@ use std::{
 use sheave_ebpf::frontend::FrontendKey;
 
 use crate::{
-    datapath::Datapath,
+    datapath::{Datapath, Removed},
     model::{Changes, ServiceName, State, Update},
     plan::{
         group::{self, GroupKey, NodeContext, PlanOptions},
         node_ports::NodePortAddresses,
         tables::Tables,
     },
-    reconcile::{Reconciler, Removed, Work},
+    reconcile::{Reconciler, Work},
 };
 pub use views::StatusInput;
 

@@ -27,7 +27,7 @@ use sheave_ebpf::{
 };
 
 use crate::{
-    datapath::{Datapath, Error, RangeKey, Result},
+    datapath::{Datapath, Error, RangeKey, Removed, Result},
     plan::{
         group::{GroupKey, GroupPlan},
         ids::{Ids, Runs},
@@ -66,17 +66,6 @@ pub struct Work<'a> {
     pub plan: Option<&'a GroupPlan>,
     /// The frontends that it owns, with their kinds.
     pub frontends: Vec<(FrontendKey, u32)>,
-}
-
-/// A backend that left its service: datagram sockets connected to it are to be closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Removed {
-    /// Address.
-    pub addr: Addr,
-    /// Port, network order.
-    pub port: u16,
-    /// IANA protocol number.
-    pub proto: u8,
 }
 
 /// How full the tables are: entries in use.

@@ -11,11 +11,11 @@ use sheave_ebpf::{
 };
 
 use super::{
-    Identity, Programmed, Reconciler, Removed, Work,
+    Identity, Programmed, Reconciler, Work,
     adopt::{SCOPES, name_record},
 };
 use crate::{
-    datapath::{Datapath, Error, RangeKey, Result},
+    datapath::{Datapath, Error, RangeKey, Removed, Result},
     plan::group::{BackendPlan, GroupKey, GroupPlan, ScopePlan},
 };
 use ipnet::IpNet;

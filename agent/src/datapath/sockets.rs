@@ -1,0 +1,219 @@
+//! Closing sockets that are connected to a backend which left its Service: nothing else tells a connected UDP socket
+//! that its peer is gone (`semantics.md` F49, cases 21 and 22 of the field). SOCK_DESTROY over NETLINK_SOCK_DIAG, in
+//! every network namespace; only sockets that `PEERS` knows we sent there, never one that dialled the pod itself.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+};
+
+use aya::maps::{HashMap, Map, MapData};
+use sheave_ebpf::{
+    addr::Addr,
+    maps, proto,
+    socket::{Peer, PeerKey},
+};
+
+use super::{Error, Removed, Result, kernel::flatten, netns, pins::Pins, words};
+
+const BY_FAMILY: u16 = 20;
+const DESTROY: u16 = 21;
+const HEADER: usize = 16;
+/// Request: header, family, protocol, extensions, padding, states, id.
+const REQUEST: usize = HEADER + 8 + ID;
+/// `inet_diag_sockid`: ports, addresses, interface, cookie.
+const ID: usize = 48;
+/// In an `inet_diag_msg` four bytes come before the id.
+const ID_AT: usize = HEADER + 4;
+
+type Id = [u8; ID];
+
+/// What a round of closing did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Closed {
+    /// Sockets that were closed.
+    pub sockets: usize,
+    /// Network namespaces that could not be looked into.
+    pub unreachable: usize,
+}
+
+/// Closes sockets of removed backends.
+pub struct Closer {
+    peers: HashMap<MapData, PeerKey, Peer>,
+    /// TCP too; only where the programs were told to enter TCP sockets in `PEERS`.
+    tcp: bool,
+}
+
+impl Closer {
+    /// Over the pinned peer table.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open(pins: &Pins, tcp: bool) -> Result<Self> {
+        let incompatible =
+            |e: &dyn std::error::Error| Error::Incompatible(format!("map {}: {}", maps::PEERS, flatten(e)));
+        let map = MapData::from_pin(pins.map(maps::PEERS)).map_err(|e| incompatible(&e))?;
+        Ok(Self { peers: HashMap::try_from(Map::LruHashMap(map)).map_err(|e| incompatible(&e))?, tcp })
+    }
+
+    /// Closes every socket that was sent to one of `removed`, wherever it lives.
+    pub fn close(&mut self, removed: &[Removed]) -> Closed {
+        let wanted: BTreeSet<(u8, Addr, u16)> = removed
+            .iter()
+            .filter(|r| r.proto == proto::UDP || (self.tcp && r.proto == proto::TCP))
+            .map(|r| (r.proto, r.addr, r.port))
+            .collect();
+        let mut closed = Closed::default();
+        if wanted.is_empty() {
+            return closed;
+        }
+        // A program that chose the backend just before it left may be about to enter its socket.
+        words::grace_period();
+        let protocols: BTreeSet<u8> = wanted.iter().map(|(proto, ..)| *proto).collect();
+        for namespace in netns::all() {
+            let (peers, wanted) = (&self.peers, &wanted);
+            let result = netns::within(&namespace, || {
+                let mut count = 0;
+                for proto in &protocols {
+                    for family in [libc::AF_INET, libc::AF_INET6] {
+                        count += close_here(*proto, family, |key| is_ours(peers, wanted, key))?;
+                    }
+                }
+                io::Result::Ok(count)
+            });
+            match result.and_then(|inner| inner) {
+                Ok(count) => closed.sockets += count,
+                Err(error) => {
+                    tracing::debug!(%error, "cannot close sockets in a network namespace");
+                    closed.unreachable += 1;
+                }
+            }
+        }
+        closed
+    }
+}
+
+/// A socket that leads to a removed backend because a program of ours said so.
+fn is_ours(peers: &HashMap<MapData, PeerKey, Peer>, wanted: &BTreeSet<(u8, Addr, u16)>, key: &PeerKey) -> bool {
+    wanted.contains(&(key.proto, key.addr, key.port)) && peers.get(key, 0).is_ok()
+}
+
+/// Closes the sockets of one protocol and family in this thread's network namespace that `is_wanted` names.
+fn close_here(proto: u8, family: i32, is_wanted: impl Fn(&PeerKey) -> bool) -> io::Result<usize> {
+    let mut closed = 0;
+    for id in list(proto, family)? {
+        if !is_wanted(&peer_key(&id, proto, family)) {
+            continue;
+        }
+        let socket = open()?;
+        send(&socket, DESTROY, libc::NLM_F_ACK, family, proto, &id)?;
+        let mut buffer = [0; 512];
+        let answer = receive(&socket, &mut buffer)?;
+        match error_of(answer) {
+            Some(0) => closed += 1,
+            Some(libc::ENOENT) => {} // closed meanwhile
+            Some(errno) => return Err(io::Error::from_raw_os_error(errno)),
+            None => return Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+    Ok(closed)
+}
+
+fn peer_key(id: &Id, proto: u8, family: i32) -> PeerKey {
+    let word = |at: usize| u32::from_ne_bytes([id[at], id[at + 1], id[at + 2], id[at + 3]]);
+    // sport, dport, source (16 bytes), destination (16 bytes), interface, cookie (low half first).
+    let addr = if family == libc::AF_INET {
+        Addr::v4(word(20))
+    } else {
+        Addr { words: [word(20), word(24), word(28), word(32)] }
+    };
+    let cookie = u64::from(word(44)) << 32 | u64::from(word(40));
+    PeerKey { cookie, addr, port: u16::from_ne_bytes([id[2], id[3]]), proto, zero: 0, zero2: 0 }
+}
+
+fn open() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: a plain system call; a descriptor that it returns is ours.
+    unsafe {
+        let fd = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG);
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+    }
+}
+
+fn send(socket: &OwnedFd, kind: u16, flags: i32, family: i32, proto: u8, id: &Id) -> io::Result<()> {
+    let mut message = Vec::with_capacity(REQUEST);
+    message.extend((REQUEST as u32).to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend(((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
+    message.extend([1, 0, 0, 0, 0, 0, 0, 0]); // sequence number, port
+    message.extend([family as u8, proto, 0, 0]);
+    message.extend(u32::MAX.to_ne_bytes()); // every state
+    message.extend(id);
+    // SAFETY: the message lives across the call.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
+    if sent == REQUEST as isize { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+    // SAFETY: the buffer lives across the call.
+    let received = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+    let length = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    buffer.get(..length).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The errno of an NLMSG_ERROR; 0 is an acknowledgement.
+fn error_of(message: &[u8]) -> Option<i32> {
+    let bytes = message.get(HEADER..HEADER + 4)?;
+    Some(-i32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+/// The ids of all sockets of one protocol and family.
+fn list(proto: u8, family: i32) -> io::Result<Vec<Id>> {
+    let socket = open()?;
+    send(&socket, BY_FAMILY, libc::NLM_F_DUMP, family, proto, &[0; ID])?;
+    let (mut found, mut buffer) = (Vec::new(), vec![0; 32 << 10]);
+    loop {
+        let mut rest = receive(&socket, &mut buffer)?;
+        while let Some(header) = rest.get(..HEADER) {
+            let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
+            match i32::from(u16::from_ne_bytes([header[4], header[5]])) {
+                libc::NLMSG_DONE => return Ok(found),
+                libc::NLMSG_ERROR => {
+                    return Err(io::Error::from_raw_os_error(error_of(rest).unwrap_or(libc::EIO)));
+                }
+                _ => found.extend(rest.get(ID_AT..ID_AT + ID).and_then(|id| Id::try_from(id).ok())),
+            }
+            rest = rest.get(length.max(HEADER).next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::close_here;
+    use sheave_ebpf::{addr::Addr, proto};
+    use std::{
+        io::ErrorKind,
+        net::{IpAddr, UdpSocket},
+    };
+
+    /// Needs CAP_NET_ADMIN, as every test that closes foreign sockets does.
+    #[test]
+    fn a_connected_udp_socket_is_told_that_its_peer_is_gone() {
+        for (bind, family) in [("127.0.0.1:0", libc::AF_INET), ("[::]:0", libc::AF_INET6)] {
+            let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let peer = server.local_addr().unwrap();
+            let client = UdpSocket::bind(bind).unwrap();
+            match family {
+                libc::AF_INET6 => client.connect(("::ffff:127.0.0.1", peer.port())).unwrap(),
+                _ => client.connect(peer).unwrap(),
+            }
+            let addr = Addr::from(IpAddr::from([127, 0, 0, 1]));
+            let wanted = |k: &super::PeerKey| k.addr == addr && k.port == peer.port().to_be() && k.cookie != 0;
+            assert_eq!(close_here(proto::UDP, family, wanted).unwrap(), 1, "{bind}");
+            assert_eq!(client.recv(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionAborted, "{bind}");
+            assert_eq!(close_here(proto::UDP, family, wanted).unwrap(), 0, "{bind}");
+        }
+    }
+}
