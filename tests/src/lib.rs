@@ -5,6 +5,7 @@
 //! the lab, which removes everything it made, also when the test panics.
 
 pub mod agent;
+pub mod api_server;
 pub mod background;
 pub mod client;
 pub mod echo;
