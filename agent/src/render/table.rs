@@ -150,5 +150,6 @@ fn line(cells: &[Cell], widths: &Widths, colours: bool) -> String {
         let _ = write!(line, "{start}{}{end}", cell.text);
         spaces = width - cell.text.chars().count().min(*width) + GAP;
     }
+    line.truncate(line.trim_end().len()); // the last cell may be empty
     line + "\n"
 }
