@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, io, process::ExitCode};
 
-/// A command could not do what it should, or `check` and `status` found something wrong.
+/// A command could not do what it should, or `check` found something missing.
 pub const FAILED: u8 = 1;
 /// Nothing was done and nothing was changed: the command line is wrong (clap's code too), or this host is not fit.
 pub const REFUSED: u8 = 2;

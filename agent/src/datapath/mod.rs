@@ -175,7 +175,14 @@ pub trait Datapath {
 /// # Errors
 /// When there are none, or they are not what this build expects.
 pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadTables>> {
-    Ok(Box::new(kernel::Kernel::open(&pins::Pins::below(&paths.bpffs))?))
+    let pins = pins::Pins::below(&paths.bpffs);
+    anyhow::ensure!(
+        pins.maps().exists(),
+        "nothing is pinned at {}: since this host was booted or cleaned up, no agent has run with --bpffs {}",
+        pins.maps().display(),
+        paths.bpffs.display()
+    );
+    Ok(Box::new(kernel::Kernel::open(&pins)?))
 }
 
 /// Detaches and unpins everything; returns a line for each thing removed. `dry_run` only says what would be.
