@@ -30,6 +30,7 @@ impl Locks {
     ///
     /// When another agent holds one, or one cannot be opened.
     pub fn take(paths: &HostPaths, cgroup_root: &Path) -> Result<Self, Refused> {
+        let lock = |file, path: &Path, flag| lock(file, path, flag, paths);
         let cgroup = lock(open_directory(cgroup_root)?, cgroup_root, "--cgroup-root")?;
         fs::create_dir_all(&paths.bpffs).map_err(|e| refused(&paths.bpffs, &e))?;
         let pins = lock(open_directory(&paths.bpffs)?, &paths.bpffs, "--bpffs")?;
@@ -62,29 +63,18 @@ fn open_directory(path: &Path) -> Result<File, Refused> {
     File::open(path).map_err(|e| refused(path, &e))
 }
 
-fn lock(mut file: File, path: &Path, flag: &str) -> Result<File, Refused> {
-    for _ in 1..TRIES {
+fn lock(file: File, path: &Path, flag: &str, paths: &HostPaths) -> Result<File, Refused> {
+    for attempt in 1.. {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) => sleep(Duration::from_millis(100)),
             Err(TryLockError::Error(e)) => return Err(refused(path, &e)),
+            Err(TryLockError::WouldBlock) if attempt < TRIES => sleep(Duration::from_millis(100)),
+            Err(TryLockError::WouldBlock) => break,
         }
     }
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::Error(e)) => Err(refused(path, &e)),
-        Err(TryLockError::WouldBlock) => {
-            let mut pid = String::new();
-            let pid = match file.read_to_string(&mut pid) {
-                Ok(1..) => format!(" (pid {})", pid.trim()),
-                Ok(0) | Err(_) => String::new(),
-            };
-            let path = path.display();
-            Err(Refused(format!(
-                "another agent{pid} already runs with {path}; stop it first, or give this one a {flag} of its own"
-            )))
-        }
-    }
+    let pid = holder(paths).filter(|pid| *pid != 0).map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+    let path = path.display();
+    Err(Refused(format!("another agent{pid} runs with {path}; stop it first, or give this one a {flag} of its own")))
 }
 
 fn refused(path: &Path, error: &std::io::Error) -> Refused {
