@@ -74,7 +74,7 @@ fn lock(file: File, path: &Path, flag: &str, paths: &HostPaths) -> Result<File, 
     }
     let pid = holder(paths).filter(|pid| *pid != 0).map(|pid| format!(" (pid {pid})")).unwrap_or_default();
     let path = path.display();
-    Err(Refused(format!("another agent{pid} runs with {path}; stop it first, or give this one a {flag} of its own")))
+    Err(Refused(format!("another agent runs with {path}{pid}; stop it first, or give this one a {flag} of its own")))
 }
 
 fn refused(path: &Path, error: &std::io::Error) -> Refused {
