@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ipnet::IpNet;
+
 use crate::{
     datapath::Limits,
     model::ServiceName,
@@ -35,6 +37,9 @@ pub struct AgentOptions {
     pub plan: PlanOptions,
     /// On which of the node's addresses NodePorts answer.
     pub node_port_addresses: NodePortAddresses,
+    /// Networks that ClusterIPs come from; an address in them that no Service has meets silence (`semantics.md` V-5).
+    /// Empty = not known, such addresses are left alone.
+    pub service_cidrs: Vec<IpNet>,
     /// Services that are left alone.
     pub skip_services: BTreeSet<ServiceName>,
     /// Only sockets of the host's network namespace are translated (`semantics.md` F53).

@@ -61,9 +61,11 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         host_only: options.host_sockets_only,
         loopback_node_ports: options.plan.loopback_node_ports,
         bind_protection: options.bind_protection,
+        service_cidrs: !options.service_cidrs.is_empty(),
         track_tcp: options.close_tcp,
     };
     let mut loaded = load::load(&pins, &options.limits, switches, features)?;
+    Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
     let reconciler = Reconciler::adopt(Kernel::open(&pins)?)?;
     attach::attach(&mut loaded.ebpf, &host.cgroup_root, &pins, options.bind_protection)?;
     for warning in host.warnings.iter().chain(&loaded.warnings) {

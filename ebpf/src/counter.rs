@@ -43,6 +43,8 @@ counters! {
     BindRefused = 9, "bind_refused";
     /// The affinity table refused an entry.
     AffinityFull = 10, "affinity_full";
+    /// An address of a service CIDR was dialled that no Service has.
+    SocketUnknownAddress = 11, "socket_unknown_address";
 }
 
 /// Size of the array: room to grow without a new ABI.

@@ -51,6 +51,8 @@ pub mod maps {
     pub const PEERS: &str = "PEERS";
     /// LPM trie: [`SourceRange`](crate::source_range::SourceRange) → 1.
     pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
+    /// LPM trie: [`Addr`](crate::addr::Addr) → 1: the networks that ClusterIPs come from.
+    pub const SERVICE_CIDRS: &str = "SERVICE_CIDRS";
     /// Hash the programs never read: service id → [`ServiceName`](crate::names::ServiceName).
     pub const NAMES: &str = "NAMES";
     /// Array of u64, mapped into the agent: see [`meta`](crate::meta).
@@ -59,7 +61,7 @@ pub mod maps {
     pub const COUNTERS: &str = "COUNTERS";
 
     /// Every map there is.
-    pub const ALL: [&str; 13] = [
+    pub const ALL: [&str; 14] = [
         FRONTENDS,
         SERVICES,
         TABLES,
@@ -70,6 +72,7 @@ pub mod maps {
         SOCKETS,
         PEERS,
         SOURCE_RANGES,
+        SERVICE_CIDRS,
         NAMES,
         META,
         COUNTERS,
@@ -101,6 +104,8 @@ pub mod globals {
     /// u32: 1 = the discard addresses are routed into a device that swallows everything; 0 = a connection that must
     /// meet silence fails with ETIMEDOUT at once.
     pub const DISCARD: &str = "DISCARD";
+    /// u32: 1 = `SERVICE_CIDRS` is to be asked about addresses that no Service has (`semantics.md` V-5).
+    pub const HAS_SERVICE_CIDRS: &str = "HAS_SERVICE_CIDRS";
     /// u32: 1 = connected TCP sockets are entered in `PEERS` too, so that the agent can close them.
     pub const TRACK_TCP: &str = "TRACK_TCP";
 }

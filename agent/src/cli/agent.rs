@@ -97,6 +97,10 @@ pub struct AgentArgs {
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
     refuse_unknown_ports: bool,
+    /// Networks that ClusterIPs come from (the API server's --service-cluster-ip-range): connections to addresses in
+    /// them that no Service has meet silence instead of leaving the node
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
+    service_cidrs: Vec<IpNet>,
     /// NodePorts answer on 127.0.0.1 and ::1, for processes in the host's network namespace
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
@@ -202,6 +206,7 @@ impl AgentArgs {
                 refuse_unknown_ports: self.refuse_unknown_ports,
             },
             node_port_addresses: self.nodeport_addresses,
+            service_cidrs: self.service_cidrs,
             skip_services: self.skip_services.into_iter().collect(),
             host_sockets_only: self.host_sockets_only,
             bind_protection: self.bind_protection,

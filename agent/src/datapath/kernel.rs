@@ -1,12 +1,13 @@
 //! The tables in the kernel.
 
-use std::{io, sync::atomic::Ordering};
+use std::{collections::BTreeMap, io, sync::atomic::Ordering};
 
 use aya::{
     Pod,
     maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, lpm_trie},
     sys::SyscallError,
 };
+use ipnet::IpNet;
 use sheave_ebpf::{
     addr::Addr,
     backend::{Backend, RETIRED},
@@ -74,6 +75,33 @@ impl Kernel {
             counters: PerCpuArray::try_from(Map::PerCpuArray(open(maps::COUNTERS)?))
                 .map_err(|e| Error::Incompatible(format!("map {}: {}", maps::COUNTERS, flatten(&e))))?,
         })
+    }
+
+    /// Replaces the networks that ClusterIPs come from.
+    ///
+    /// # Errors
+    /// When the map is not there or refuses an entry.
+    pub fn set_service_cidrs(pins: &Pins, networks: &[IpNet]) -> Result<()> {
+        let name = maps::SERVICE_CIDRS;
+        let incompatible = |e: &dyn std::error::Error| Error::Incompatible(format!("map {name}: {}", flatten(e)));
+        let map = MapData::from_pin(pins.map(name)).map_err(|e| incompatible(&e))?;
+        let mut trie: LpmTrie<MapData, Addr, u32> =
+            LpmTrie::try_from(Map::LpmTrie(map)).map_err(|e| incompatible(&e))?;
+        let wanted: BTreeMap<(u32, Addr), ()> = networks
+            .iter()
+            .map(|net| {
+                let v6_bits = if net.addr().is_ipv4() { 96 } else { 0 };
+                ((v6_bits + u32::from(net.prefix_len()), Addr::from(net.network())), ())
+            })
+            .collect();
+        let present: Vec<_> = trie.keys().collect::<std::result::Result<_, _>>().map_err(|e| incompatible(&e))?;
+        for key in present.iter().filter(|key| !wanted.contains_key(&(key.prefix_len(), key.data()))) {
+            removed(trie.remove(key), name)?;
+        }
+        for (bits, addr) in wanted.into_keys() {
+            trie.insert(&lpm_trie::Key::new(bits, addr), 1, 0).map_err(|e| failed(e, name, 0, "--service-cidrs"))?;
+        }
+        Ok(())
     }
 
     /// What the programs counted, summed over all CPUs.

@@ -9,6 +9,7 @@ use aya::{
     sys::{BpfHelper, is_helper_supported},
 };
 use sheave_ebpf::{
+    addr::Addr,
     affinity::AffinityKey,
     backend::Backend,
     counter,
@@ -32,6 +33,8 @@ pub struct Switches {
     pub loopback_node_ports: bool,
     /// Binding to a NodePort is refused.
     pub bind_protection: bool,
+    /// Addresses of a service CIDR that no Service has meet silence.
+    pub service_cidrs: bool,
     /// TCP connections of removed backends are closed too.
     pub track_tcp: bool,
 }
@@ -61,6 +64,9 @@ impl Features {
     }
 }
 
+/// A cluster has one or two service CIDRs; more than a handful is a mistake.
+const MAX_SERVICE_CIDRS: u32 = 1024;
+
 /// A map as this build makes it.
 struct Shape {
     name: &'static str,
@@ -85,6 +91,7 @@ fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
         shape(maps::SOCKETS, MapType::SkStorage, 4, size_of::<SocketState>(), 0),
         shape(maps::PEERS, MapType::LruHash, size_of::<PeerKey>(), size_of::<Peer>(), peers),
         shape(maps::SOURCE_RANGES, MapType::LpmTrie, 4 + size_of::<SourceRange>(), 4, source_ranges),
+        shape(maps::SERVICE_CIDRS, MapType::LpmTrie, 4 + size_of::<Addr>(), 4, MAX_SERVICE_CIDRS),
         shape(maps::NAMES, MapType::Hash, 4, size_of::<ServiceName>(), frontends),
         array(maps::META, 8, meta::SIZE),
         shape(maps::COUNTERS, MapType::PerCpuArray, 4, 8, counter::SIZE),
@@ -135,6 +142,7 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         (globals::LOOPBACK_NODE_PORTS, flag(switches.loopback_node_ports)),
         (globals::BIND_PROTECTION, flag(switches.bind_protection)),
         (globals::DISCARD, flag(features.discard)),
+        (globals::HAS_SERVICE_CIDRS, flag(switches.service_cidrs)),
         (globals::TRACK_TCP, flag(switches.track_tcp)),
     ];
     for (name, value) in &constants {

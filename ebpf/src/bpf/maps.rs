@@ -12,6 +12,7 @@ use aya_ebpf::{
 };
 use core::ptr;
 use sheave_ebpf::{
+    addr::Addr,
     affinity::AffinityKey,
     backend::Backend,
     counter,
@@ -49,6 +50,8 @@ static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 static PEERS: LruHashMap<PeerKey, Peer, 65_536> = LruHashMap::new();
 #[btf_map]
 static SOURCE_RANGES: LpmTrie<SourceRange, u32, 65_536> = LpmTrie::new();
+#[btf_map]
+static SERVICE_CIDRS: LpmTrie<Addr, u32, 1024> = LpmTrie::new();
 /// No program reads it; it is here so that the loader creates and pins it with the others.
 #[btf_map]
 static NAMES: HashMap<u32, ServiceName, FRONTEND_COUNT, ON_DEMAND> = HashMap::new();
@@ -71,6 +74,8 @@ static BIND_PROTECTION: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static DISCARD: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
+static HAS_SERVICE_CIDRS: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
 static TRACK_TCP: Global<u32> = Global::new(0);
 
 macro_rules! switches {
@@ -87,6 +92,7 @@ switches! {
     loopback_node_ports: LOOPBACK_NODE_PORTS;
     bind_protection: BIND_PROTECTION;
     has_discard: DISCARD;
+    has_service_cidrs: HAS_SERVICE_CIDRS;
     track_tcp: TRACK_TCP;
 }
 
@@ -177,6 +183,11 @@ pub fn remove_peer(key: &PeerKey) {
 #[inline(always)]
 pub fn in_source_ranges(range: &SourceRange) -> bool {
     SOURCE_RANGES.get(&Key::new(FULL_BITS, *range)).is_some()
+}
+
+#[inline(always)]
+pub fn in_service_cidrs(addr: &Addr) -> bool {
+    SERVICE_CIDRS.get(&Key::new(128, *addr)).is_some()
 }
 
 #[inline(always)]

@@ -190,7 +190,13 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
     if maps::host_only() && !host {
         return Route::Untouched;
     }
-    let Some(frontend) = lookup(key, host) else { return Route::Untouched };
+    let Some(frontend) = lookup(key, host) else {
+        if maps::has_service_cidrs() && is_transport(key.proto) && maps::in_service_cidrs(&key.addr) {
+            count::bump(Counter::SocketUnknownAddress);
+            return Route::Silent; // V-5
+        }
+        return Route::Untouched;
+    };
     if frontend.kind == KIND_UNKNOWN_PORT {
         count::bump(Counter::SocketUnknownPort);
         return Route::Refused;
@@ -229,6 +235,12 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
     }
 }
 
+/// Ping sockets connect too.
+#[inline(always)]
+fn is_transport(proto: u8) -> bool {
+    proto == proto::TCP || proto == proto::UDP
+}
+
 /// The frontend of a key, or that of the unknown ports of its address.
 #[inline(always)]
 fn lookup(key: &FrontendKey, host: bool) -> Option<Frontend> {
@@ -243,8 +255,8 @@ fn lookup(key: &FrontendKey, host: bool) -> Option<Frontend> {
     if let Some(frontend) = maps::frontend(key) {
         return Some(frontend);
     }
-    if key.proto != proto::TCP && key.proto != proto::UDP {
-        return None; // ping sockets connect too
+    if !is_transport(key.proto) {
+        return None;
     }
     maps::frontend(&FrontendKey { addr: key.addr, port: 0, proto: 0, zero: 0 })
 }
