@@ -30,14 +30,14 @@ impl Locks {
     ///
     /// When another agent holds one, or one cannot be opened.
     pub fn take(paths: &HostPaths, cgroup_root: &Path) -> Result<Self, Refused> {
-        let lock = |file, path: &Path, flag| lock(file, path, flag, paths);
-        let cgroup = lock(open_directory(cgroup_root)?, cgroup_root, "--cgroup-root")?;
+        let lock = |file, path: &Path| lock(file, path, paths);
+        let cgroup = lock(open_directory(cgroup_root)?, cgroup_root)?;
         fs::create_dir_all(&paths.bpffs).map_err(|e| refused(&paths.bpffs, &e))?;
-        let pins = lock(open_directory(&paths.bpffs)?, &paths.bpffs, "--bpffs")?;
+        let pins = lock(open_directory(&paths.bpffs)?, &paths.bpffs)?;
         fs::create_dir_all(&paths.run_dir).map_err(|e| refused(&paths.run_dir, &e))?;
         let path = paths.lock();
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut run_dir = lock(file.map_err(|e| refused(&path, &e))?, &path, "--run-dir")?;
+        let mut run_dir = lock(file.map_err(|e| refused(&path, &e))?, &path)?;
         // For people and for messages; the lock itself is what counts.
         let write_pid = |file: &mut File| file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
         write_pid(&mut run_dir).map_err(|e| refused(&path, &e))?;
@@ -63,7 +63,7 @@ fn open_directory(path: &Path) -> Result<File, Refused> {
     File::open(path).map_err(|e| refused(path, &e))
 }
 
-fn lock(file: File, path: &Path, flag: &str, paths: &HostPaths) -> Result<File, Refused> {
+fn lock(file: File, path: &Path, paths: &HostPaths) -> Result<File, Refused> {
     for attempt in 1.. {
         match file.try_lock() {
             Ok(()) => return Ok(file),
@@ -74,7 +74,10 @@ fn lock(file: File, path: &Path, flag: &str, paths: &HostPaths) -> Result<File, 
     }
     let pid = holder(paths).filter(|pid| *pid != 0).map(|pid| format!(" (pid {pid})")).unwrap_or_default();
     let path = path.display();
-    Err(Refused(format!("another agent runs with {path}{pid}; stop it first, or give this one a {flag} of its own")))
+    Err(Refused(format!(
+        "another agent runs with {path}{pid}; stop it first, or give this one a --run-dir, --bpffs and --cgroup-root of \
+         its own"
+    )))
 }
 
 fn refused(path: &Path, error: &std::io::Error) -> Refused {

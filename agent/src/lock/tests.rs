@@ -32,13 +32,13 @@ impl Drop for Host {
 fn an_agent_shares_neither_run_directory_nor_pins_nor_cgroup() {
     let host = Host::new("share");
     let _first = host.take("run-1", "bpf-1", "cgroup-1").unwrap();
-    for (case, [run_dir, bpffs, cgroup], flag) in [
-        ("same run directory", ["run-1", "bpf-2", "cgroup-2"], "--run-dir"),
-        ("same pins", ["run-2", "bpf-1", "cgroup-2"], "--bpffs"),
-        ("same cgroup", ["run-2", "bpf-2", "cgroup-1"], "--cgroup-root"),
+    for (case, [run_dir, bpffs, cgroup], held) in [
+        ("same run directory", ["run-1", "bpf-2", "cgroup-2"], "run-1/lock"),
+        ("same pins", ["run-2", "bpf-1", "cgroup-2"], "bpf-1"),
+        ("same cgroup", ["run-2", "bpf-2", "cgroup-1"], "cgroup-1"),
     ] {
         let error = host.take(run_dir, bpffs, cgroup).expect_err(case);
-        assert!(error.starts_with("another agent") && error.contains(flag), "{case}: {error}");
+        assert!(error.starts_with("another agent runs") && error.contains(held), "{case}: {error}");
     }
     let error = host.take("run-1", "bpf-2", "cgroup-2").unwrap_err();
     assert!(error.contains(&format!("(pid {})", process::id())), "{error}");
