@@ -42,7 +42,7 @@ fn a_second_agent_of_one_node_is_refused_and_the_first_goes_on() -> Result<()> {
     let Some((lab, mut agent)) = Lab::with_agent()? else { return Ok(()) };
     let node = lab.n1();
     let second = output(node.paths().agent(&node.name, &node.host)?)?;
-    assert_eq!(complaint("second agent", &second, &["another agent runs", "--run-dir"]), None);
+    assert_eq!(complaint("second agent", &second, &["another agent", "stop it first"]), None);
     assert!(agent.is_running()?);
     agent.status()?;
     Ok(())
