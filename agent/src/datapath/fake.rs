@@ -24,6 +24,9 @@ pub enum Fault {
     DeadAfter(u64),
 }
 
+/// Looks at the tables between two writes.
+type Watcher = Rc<dyn Fn(&Fake)>;
+
 /// In-memory tables.
 pub struct Fake {
     /// Sizes.
@@ -35,7 +38,7 @@ pub struct Fake {
     /// Grace periods so far.
     pub graces: u64,
     /// Called after every write that succeeded: where an invariant is checked.
-    pub after_write: Option<Rc<dyn Fn(&Self)>>,
+    pub after_write: Option<Watcher>,
     seed: u64,
     frontends: BTreeMap<FrontendKey, Frontend>,
     names: BTreeMap<u32, ServiceName>,

@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let mut client = Client::default();
     for line in io::stdin().lines() {
         let request = serde_json::from_str(&line?)?;
-        println!("{}", client.serve(request)?);
+        println!("{}", client.serve(&request)?);
     }
     Ok(())
 }
@@ -78,9 +78,9 @@ struct Shared {
 
 impl Client {
     /// Does one thing; the line to print, a `Result` as JSON.
-    fn serve(&mut self, request: Request) -> Result<String> {
+    fn serve(&mut self, request: &Request) -> Result<String> {
         let start = Instant::now();
-        match request {
+        match *request {
             Request::Open { way, like, bind } => reply(start, self.open(way, like, bind)),
             Request::Connect(socket, to, patience) => reply(start, connect(&self.socket(socket)?.1, to, patience)),
             Request::Send(socket, to) => reply(start, send(&self.socket(socket)?.1, to)),
@@ -88,9 +88,12 @@ impl Client {
                 let (way, socket) = self.socket(number)?;
                 reply(start, receive(*way, socket, patience))
             }
-            Request::Peer(socket) => reply(start, self.socket(socket)?.1.peer_addr().and_then(address)),
-            Request::Local(socket) => reply(start, self.socket(socket)?.1.local_addr().and_then(address)),
-            Request::Close(socket) => reply(start, Ok(drop(self.sockets.remove(&socket)))),
+            Request::Peer(socket) => reply(start, self.socket(socket)?.1.peer_addr().and_then(|a| address(&a))),
+            Request::Local(socket) => reply(start, self.socket(socket)?.1.local_addr().and_then(|a| address(&a))),
+            Request::Close(socket) => {
+                self.sockets.remove(&socket);
+                reply(start, Ok(()))
+            }
             Request::Start(load) => {
                 let shared = Arc::new(Shared::default());
                 let thread = thread::spawn({
@@ -156,7 +159,7 @@ fn send(socket: &Socket, to: Option<SocketAddr>) -> io::Result<()> {
 fn receive(way: Way, socket: &Socket, patience: Duration) -> io::Result<Received> {
     socket.set_read_timeout(Some(patience))?;
     let (text, source) = match way {
-        Way::Tcp => (line(socket)?, address(socket.peer_addr()?)?),
+        Way::Tcp => (line(socket)?, address(&socket.peer_addr()?)?),
         Way::Udp | Way::UdpSendto => {
             let mut buffer = [0; 2048];
             let (length, source) = UdpSocket::from(socket.try_clone()?).recv_from(&mut buffer)?;
@@ -178,7 +181,7 @@ fn line(mut socket: &Socket) -> io::Result<Vec<u8>> {
     }
 }
 
-fn address(address: SockAddr) -> io::Result<SocketAddr> {
+fn address(address: &SockAddr) -> io::Result<SocketAddr> {
     address.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
