@@ -47,7 +47,9 @@ pub struct Engine<D> {
     /// Everything is to be planned anew: the first time, and when the context changed.
     all_dirty: bool,
     /// The first full pass after the sources were in step is done.
-    has_pruned: bool,
+    is_ready: bool,
+    /// What nobody wants is still to be removed.
+    prune_due: bool,
     /// Groups to be written: touched by the plan, or failed before.
     pending: BTreeSet<Arc<GroupKey>>,
     /// Entries for unknown ports to be written: wanted or not.
@@ -66,7 +68,8 @@ impl<D: Datapath> Engine<D> {
             context: NodeContext::default(),
             dirty: BTreeSet::new(),
             all_dirty: true,
-            has_pruned: false,
+            is_ready: false,
+            prune_due: true,
             pending: BTreeSet::new(),
             pending_unknown_ports: BTreeMap::new(),
         }
@@ -95,10 +98,10 @@ impl<D: Datapath> Engine<D> {
         }
         self.plan();
         self.write();
-        if !self.has_pruned {
+        if self.prune_due {
             let unknown_ports = self.tables.unknown_ports().collect();
             match self.reconciler.prune(&|key| self.tables.plan(key).is_some(), &unknown_ports) {
-                Ok(()) => self.has_pruned = true,
+                Ok(()) => (self.prune_due, self.is_ready) = (false, true),
                 Err(error) => tracing::warn!(%error, "cannot remove what nobody wants any more; trying again"),
             }
         }
@@ -108,16 +111,17 @@ impl<D: Datapath> Engine<D> {
     /// Something failed and is to be tried again.
     #[must_use]
     pub fn is_behind(&self) -> bool {
-        !self.pending.is_empty()
-            || !self.pending_unknown_ports.is_empty()
-            || (self.state.is_synced() && !self.has_pruned)
+        !self.pending.is_empty() || !self.pending_unknown_ports.is_empty() || (self.state.is_synced() && self.prune_due)
     }
 
-    /// Everything is compared with the plan again by the next [`flush`](Self::flush).
+    /// The tables are read again and compared with the plan by the next [`flush`](Self::flush).
     pub fn resync(&mut self) {
-        self.all_dirty = true;
-        self.has_pruned = false;
+        if let Err(error) = self.reconciler.read() {
+            tracing::warn!(%error, "cannot read the tables again; comparing with what is remembered");
+        }
+        self.prune_due = true;
         self.pending.extend(self.tables.groups().map(|(key, _)| key.clone()));
+        self.pending_unknown_ports.extend(self.tables.unknown_ports().map(|key| (key, true)));
     }
 
     /// Gives back what has rested; returns whether something still rests.
@@ -188,9 +192,14 @@ impl<D: Datapath> Engine<D> {
             .iter()
             .map(|key| Work { key, plan: self.tables.plan(key), frontends: self.tables.owned(key).collect() })
             .collect();
+        let known: BTreeMap<&GroupKey, String> =
+            pending.iter().filter_map(|key| Some((&**key, self.reconciler.problem(key)?.to_owned()))).collect();
         for (key, error) in self.reconciler.apply(&work) {
-            tracing::warn!(service = %key.service, port = %key.port_name, protocol = %key.protocol, %error,
-                "cannot program a service; trying again");
+            // Once for each reason, however often it is tried again.
+            if known.get(&key).is_none_or(|before| *before != error.to_string()) {
+                tracing::warn!(service = %key.service, port = %key.port_name, protocol = %key.protocol, %error,
+                    "cannot program a service; trying again");
+            }
             self.pending.insert(Arc::new(key));
         }
         for (key, wanted) in std::mem::take(&mut self.pending_unknown_ports) {

@@ -9,7 +9,7 @@ use std::{
 
 use sheave_ebpf::{
     backend::Backend,
-    frontend::{KIND_CLUSTER_IP, KIND_LOOPBACK, KIND_UNKNOWN_PORT},
+    frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOOPBACK, KIND_UNKNOWN_PORT},
     service::{Scope, VERDICT_FORWARD, VERDICT_NONE, Word, word_index},
 };
 
@@ -336,6 +336,25 @@ fn a_pass_without_a_change_writes_nothing() {
     engine.resync();
     assert!(engine.flush());
     assert_eq!(engine.datapath().writes, writes);
+}
+
+/// Somebody else writes to our tables: the next full pass mends it.
+#[test]
+fn a_full_pass_mends_what_others_changed() {
+    let mut engine = engine(empty_tables());
+    life()[0].iter().cloned().for_each(|update| engine.update(update));
+    assert!(engine.flush());
+    let had = rows(engine.datapath());
+    let fake = engine.reconciler_mut().datapath_mut();
+    let (first, _) = fake.frontends().unwrap()[0];
+    fake.remove_frontend(&first).unwrap();
+    fake.put_word(word_index(0, Scope::Cluster), 0).unwrap();
+    let stray = FrontendKey { port: 9, ..first };
+    fake.put_frontend(&stray, &Frontend { service: 77, kind: KIND_CLUSTER_IP }).unwrap();
+    engine.resync();
+    settle(&mut engine);
+    assert_eq!(rows(engine.datapath()), had);
+    check_no_leak(&mut engine);
 }
 
 /// A backend with connections keeps its id until they end: its counter counts them down (invariants 1 and 4).

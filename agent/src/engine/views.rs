@@ -113,7 +113,7 @@ impl<D: Datapath> Engine<D> {
         let programmed = wanted.iter().filter(|(_, programmed)| *programmed).count();
         let missing = wanted.iter().filter(|(owned, programmed)| *owned && !programmed).count();
         let contested = wanted.iter().filter(|(owned, _)| !owned).count();
-        if missing > 0 && self.has_pruned {
+        if missing > 0 && self.is_ready {
             let why = self.reconciler.first_problem().unwrap_or("they are being written");
             problems.push(format!("{missing} frontends are not in the kernel: {why}"));
         }
@@ -121,7 +121,7 @@ impl<D: Datapath> Engine<D> {
             problems
                 .push(format!("{contested} frontends are claimed by an older Service as well; see `sheave svc list`"));
         }
-        let health = if !self.has_pruned {
+        let health = if !self.is_ready {
             "starting"
         } else if missing > 0 || !source_problems.is_empty() {
             "degraded"

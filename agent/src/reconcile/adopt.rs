@@ -42,29 +42,47 @@ impl<D: Datapath> Reconciler<D> {
             removed: Vec::new(),
             datapath,
         };
+        reconciler.read()?;
+        Ok(reconciler)
+    }
+
+    /// Forgets what it believes and reads the tables again: what somebody else changed is mended by the next pass.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn read(&mut self) -> Result<()> {
+        let limits = self.datapath.limits();
+        self.services = Ids::new(limits.frontends);
+        self.backends = Ids::new(limits.backends);
+        self.runs = Runs::new(limits.slots);
+        self.groups.clear();
+        self.frontends.clear();
+        self.deleted = true;
+        self.resting = Resting::default();
+
         let mut names: HashMap<u32, GroupKey> = HashMap::new();
-        for (id, record) in reconciler.datapath.names()? {
-            if !reconciler.services.reserve(id) {
+        for (id, record) in self.datapath.names()? {
+            if !self.services.reserve(id) {
                 continue;
             }
             match group_key(&record) {
                 // Two ids of one name: the predecessor was removing one of them; it goes on resting.
-                Some(key) if !reconciler.groups.contains_key(&key) => {
-                    let group = reconciler.read_group(id);
-                    reconciler.groups.insert(key.clone(), group);
+                Some(key) if !self.groups.contains_key(&key) => {
+                    let group = self.read_group(id);
+                    self.groups.insert(key.clone(), group);
                     names.insert(id, key);
                 }
-                Some(_) | None => reconciler.resting.service(id),
+                Some(_) | None => self.resting.service(id),
             }
         }
-        reconciler.read_backends(&names);
-        reconciler.read_frontends(&names)?;
-        for range in reconciler.datapath.source_ranges()? {
-            if let Some(group) = names.get(&u32::from_be(range.1.service)).and_then(|k| reconciler.groups.get_mut(k)) {
+        self.read_backends(&names);
+        self.read_frontends(&names)?;
+        for range in self.datapath.source_ranges()? {
+            if let Some(group) = names.get(&u32::from_be(range.1.service)).and_then(|k| self.groups.get_mut(k)) {
                 group.ranges.insert(range);
             }
         }
-        Ok(reconciler)
+        Ok(())
     }
 
     fn read_group(&mut self, id: u32) -> Programmed {
