@@ -243,8 +243,11 @@ fn end(child: &mut Option<Child>) {
     }
 }
 
-/// Where `cargo xtask kubernetes` puts them.
-fn programs() -> Result<PathBuf> {
+/// Where `cargo xtask kubernetes` puts the programs that it builds.
+///
+/// # Errors
+/// When neither `SHEAVE_CACHE` nor `HOME` is set.
+pub fn programs() -> Result<PathBuf> {
     let cache = match (env::var_os("SHEAVE_CACHE"), env::var_os("HOME")) {
         (Some(cache), _) => PathBuf::from(cache),
         (None, Some(home)) => Path::new(&home).join(".cache/sheave"),

@@ -17,7 +17,7 @@ use crate::{
 /// What to test.
 #[derive(clap::Args)]
 pub struct Args {
-    /// lint, unit, load, netns, api …, or the name of one file in tests/tests; everything when not given
+    /// lint, unit, load, netns, api, helm …, or the name of one file in tests/tests; everything when not given
     suite: Option<String>,
     /// Run only tests whose names contain this
     filter: Option<String>,
@@ -65,10 +65,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.suite.as_deref() != Some("lint") {
         toolchain.build_workspace()?;
         for binary in binaries(&toolchain, args.suite.as_deref())?.into_iter().filter(|b| wanted(&b.suite, &b.name)) {
-            if binary.suite == "api"
-                && let Err(error) = kubernetes::programs(&kubernetes::API)
-            {
-                println!("SKIP: {error:#}; tests that need a real API server are skipped");
+            if let Err(error) = kubernetes::programs(programs_of(&binary.suite)) {
+                println!("SKIP: {error:#}; tests that need it are skipped");
             }
             let tally = run_tests(&binary, args)?;
             table.push((binary.suite, binary.name, tally));
@@ -140,13 +138,23 @@ fn suite_of(file: &str) -> &str {
         "load" | "handover" => "load",
         "scripts" | "manifests" => "script",
         "api_server" | "watch" => "api",
+        "helm" => "helm",
         _ => "netns",
+    }
+}
+
+/// What has to be built from Go modules for a level.
+fn programs_of(suite: &str) -> &'static [&'static str] {
+    match suite {
+        "api" => &kubernetes::API,
+        "helm" => &["helm"],
+        _ => &[],
     }
 }
 
 /// Cheap levels first: the first failure is then the simplest one.
 fn rank(suite: &str) -> usize {
-    ["unit", "script", "load", "netns", "api"].iter().position(|s| *s == suite).unwrap_or(usize::MAX)
+    ["unit", "script", "load", "netns", "api", "helm"].iter().position(|s| *s == suite).unwrap_or(usize::MAX)
 }
 
 /// Runs one program of tests; its output passes through.

@@ -107,14 +107,16 @@ pub struct AgentArgs {
     loopback_nodeports: bool,
 
     /// Translate only sockets of the host's network namespace: for meshes and VMs that want to see the Service's address
-    #[arg(long, help_heading = "Sockets")]
+    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", help_heading = "Sockets")]
     host_sockets_only: bool,
     /// Refuse processes of this node to bind to a NodePort
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Sockets")]
     bind_protection: bool,
     /// Close TCP connections to a removed backend too, not only UDP sockets
-    #[arg(long, help_heading = "Sockets")]
+    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", help_heading = "Sockets")]
     close_tcp: bool,
 
     #[command(flatten)]

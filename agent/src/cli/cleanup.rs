@@ -8,8 +8,9 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
 
-use super::host::HostArgs;
+use super::{block_on, host::HostArgs};
 use crate::{datapath, exit::Refused, lock, options::HostPaths};
 
 const EXAMPLES: &str = "\
@@ -30,6 +31,9 @@ pub struct CleanupArgs {
     /// Clean up although an agent runs, which then works on nothing
     #[arg(long)]
     force: bool,
+    /// Then stay until told to stop: a DaemonSet that cleans every node is ready when all of them are clean
+    #[arg(long, conflicts_with = "dry_run")]
+    stay: bool,
     #[command(flatten)]
     host: HostArgs,
 }
@@ -58,8 +62,18 @@ impl CleanupArgs {
         if removed.is_empty() {
             writeln!(out, "nothing to clean up")?;
         }
-        Ok(())
+        if self.stay { block_on(told_to_stop()) } else { Ok(()) }
     }
+}
+
+/// The first process of a container hears no signal that it does not wait for.
+async fn told_to_stop() -> anyhow::Result<()> {
+    let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
 }
 
 /// The agent's files in its run directory, and the directory when nothing else is in it.

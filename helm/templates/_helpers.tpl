@@ -1,0 +1,139 @@
+{{- /* One release serves a cluster, so names do not carry that of the release. */ -}}
+{{- define "sheave.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default .Chart.Name }}
+{{- else -}}
+{{ .Values.serviceAccount.name | default "default" }}
+{{- end -}}
+{{- end -}}
+
+{{- define "sheave.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "sheave.labels" -}}
+{{ include "sheave.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "sheave.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end -}}
+{{- end -}}
+
+{{- /* URLs of the API server, separated by commas; nothing where the agent is to use what it is told otherwise. */ -}}
+{{- define "sheave.apiServers" -}}
+{{- $api := .Values.apiServer -}}
+{{- $choices := list -}}
+{{- if $api.host }}{{ $choices = append $choices "apiServer.host" }}{{ end -}}
+{{- if $api.urls }}{{ $choices = append $choices "apiServer.urls" }}{{ end -}}
+{{- if $api.inCluster }}{{ $choices = append $choices "apiServer.inCluster" }}{{ end -}}
+{{- if .Values.agent.manifests }}{{ $choices = append $choices "agent.manifests" }}{{ end -}}
+{{- if gt (len $choices) 1 -}}
+{{- fail (printf "\n\nOnly one of %s can be used." (join " and " $choices)) -}}
+{{- end -}}
+{{- if not (or $choices .Values.agent.kubeconfig .Values.cleanup) -}}
+{{- fail (include "sheave.apiServerMissing" .) -}}
+{{- end -}}
+{{- if $api.host -}}
+https://{{ if contains ":" $api.host }}[{{ $api.host }}]{{ else }}{{ $api.host }}{{ end }}:{{ int $api.port }}
+{{- else -}}
+{{ join "," $api.urls }}
+{{- end -}}
+{{- end -}}
+
+{{- define "sheave.apiServerMissing" }}
+
+The address of the API server is missing. Agents cannot use its ClusterIP: that works only once they do. Give
+  --set apiServer.host=ADDRESS [--set apiServer.port=6443]    or    --set 'apiServer.urls={https://…,https://…}'
+This command shows addresses to choose from; with several servers their load balancer is best, or all of them as URLs:
+  kubectl get endpointslices -n default -l kubernetes.io/service-name=kubernetes
+Where something else serves ClusterIPs on every node, say so: --set apiServer.inCluster=true
+{{ end -}}
+
+{{- /* What a KubeProxyConfiguration says, as names and values like those below `agent`. */ -}}
+{{- define "sheave.kubeProxyFlags" -}}
+{{- $config := fromYaml . -}}
+{{- if ne (toString $config.kind) "KubeProxyConfiguration" -}}
+{{- fail (printf "\n\nkubeProxyConfig is no KubeProxyConfiguration: %s" ($config.Error | default (printf "its kind is %q" (toString $config.kind)))) -}}
+{{- end -}}
+{{- $flags := dict -}}
+{{- $_ := 0 -}}
+{{- with $config.healthzBindAddress }}{{ $_ = set $flags "healthzBindAddress" . }}{{ end -}}
+{{- with $config.metricsBindAddress }}{{ $_ = set $flags "metricsBindAddress" . }}{{ end -}}
+{{- /* Without addresses, only nftables mode means the primary ones. */ -}}
+{{- if $config.nodePortAddresses -}}
+{{- $_ = set $flags "nodeportAddresses" $config.nodePortAddresses -}}
+{{- else if ne (toString $config.mode) "nftables" -}}
+{{- $_ = set $flags "nodeportAddresses" (list "all") -}}
+{{- end -}}
+{{- if hasKey ($config.iptables | default dict) "localhostNodePorts" -}}
+{{- if not (kindIs "invalid" $config.iptables.localhostNodePorts) -}}
+{{- $_ = set $flags "loopbackNodeports" $config.iptables.localhostNodePorts -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $flags -}}
+{{- end -}}
+
+{{- /* Names and values of the flags that are set, from kube-proxy's configuration and `agent`, which wins. */ -}}
+{{- define "sheave.flags" -}}
+{{- $flags := dict -}}
+{{- with .Values.kubeProxyConfig }}{{ $flags = include "sheave.kubeProxyFlags" . | fromYaml }}{{ end -}}
+{{- range $name, $value := .Values.agent -}}
+{{- if not (or (kindIs "invalid" $value) (and (kindIs "slice" $value) (empty $value))) -}}
+{{- $_ := set $flags $name $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $flags -}}
+{{- end -}}
+
+{{- /* The command line. What every command of `sheave` on the node needs is in the environment instead. */ -}}
+{{- define "sheave.args" -}}
+- agent
+{{- with include "sheave.apiServers" . }}
+- {{ printf "--api-server=%s" . | quote }}
+{{- end }}
+{{- range $name, $value := omit (include "sheave.flags" . | fromYaml) "bpffs" "runDir" "cgroupRoot" }}
+- {{ printf "--%s=%s" (kebabcase $name) (include "sheave.text" $value) | quote }}
+{{- end }}
+{{- range .Values.extraArgs }}
+- {{ quote . }}
+{{- end }}
+{{- end -}}
+
+{{- /* A value as the agent reads it. Numbers are floats in templates: large ones would be written like 1e+06. */ -}}
+{{- define "sheave.text" -}}
+{{- if kindIs "slice" . }}{{ join "," . }}{{ else if kindIs "float64" . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end -}}
+
+{{- /* Port of an address as the agent reads it: dict "address", "default". */ -}}
+{{- define "sheave.port" -}}
+{{- if or (contains "]:" .address) (regexMatch "^[^:]*:[0-9]+$" .address) -}}
+{{ regexFind "[0-9]+$" .address }}
+{{- else -}}
+{{ .default }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Refuses monitors that would find nobody at home. */ -}}
+{{- define "sheave.metricsReachable" -}}
+{{- $address := (include "sheave.flags" . | fromYaml).metricsBindAddress | default "127.0.0.1:10249" -}}
+{{- if regexMatch "^(127\\.|\\[?::1\\]?(:[0-9]+)?$|localhost)" $address -}}
+{{- fail (printf "\n\nPrometheus cannot reach metrics at %s. With a monitor, set agent.metricsBindAddress, for example to 0.0.0.0:10249: then everybody who reaches the node can read them." $address) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Before Kubernetes 1.30 AppArmor's profile is named by an annotation. */ -}}
+{{- define "sheave.appArmorAnnotation" -}}
+{{- if eq .type "Localhost" }}localhost/{{ .localhostProfile }}{{ else if eq .type "Unconfined" }}unconfined{{ else }}runtime/default{{ end -}}
+{{- end -}}
+
+{{- /* An agent is known by its node, whatever its pod is called today. */ -}}
+{{- define "sheave.nodeLabel" -}}
+- sourceLabels: [__meta_kubernetes_pod_node_name]
+  targetLabel: node
+{{- end -}}
