@@ -38,6 +38,8 @@ const START: Duration = Duration::from_secs(30);
 pub struct Paths {
     /// `--manifests`
     pub manifests: PathBuf,
+    /// `--kubeconfig`, in place of the manifests
+    pub kubeconfig: Option<PathBuf>,
     /// `--cgroup-root`
     pub cgroup: PathBuf,
     /// `--bpffs`
@@ -56,7 +58,11 @@ impl Paths {
     pub fn agent(&self, name: &str, place: &Place) -> Result<Command> {
         let mut command = place.command(program("sheave")?)?;
         command.arg("agent").args(["--node-name", name]);
-        command.arg("--manifests").arg(&self.manifests).arg("--cgroup-root").arg(&self.cgroup);
+        match &self.kubeconfig {
+            Some(kubeconfig) => command.arg("--kubeconfig").arg(kubeconfig),
+            None => command.arg("--manifests").arg(&self.manifests),
+        };
+        command.arg("--cgroup-root").arg(&self.cgroup);
         command.arg("--bpffs").arg(&self.bpffs).arg("--run-dir").arg(&self.run);
         Ok(command)
     }
@@ -82,7 +88,10 @@ impl Agent {
     }
 
     /// Waits until it has read everything and the kernel has it.
-    fn ready(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// When it ends or does not get ready; with its log.
+    pub fn ready(&mut self) -> Result<()> {
         let ready = eventually("the agent is ready", START, || {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Err(status));
@@ -124,8 +133,17 @@ impl Agent {
     /// # Errors
     /// When it ends or does not get ready.
     pub fn restart(&mut self) -> Result<()> {
-        self.child = spawn(&self.name, &self.place, &self.paths, &self.flags)?;
+        self.launch()?;
         self.ready()
+    }
+
+    /// Starts it again with the same flags, and does not wait.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn launch(&mut self) -> Result<()> {
+        self.child = spawn(&self.name, &self.place, &self.paths, &self.flags)?;
+        Ok(())
     }
 
     /// Whether the process is there.

@@ -77,6 +77,7 @@ impl Node {
         let folder = leftovers::folder(&lab).join(&name);
         let paths = Paths {
             manifests: manifests.to_owned(),
+            kubeconfig: None,
             cgroup,
             bpffs: folder.join("bpf"),
             run: folder.join("run"),
@@ -145,6 +146,15 @@ impl Node {
     /// When it ends or does not get ready; its log is in the message.
     pub fn agent_with(&self, flags: &[&str]) -> Result<Agent> {
         Agent::start(&self.name, &self.host, &self.paths, flags)
+    }
+
+    /// The same, with objects from a cluster in place of the manifests.
+    ///
+    /// # Errors
+    /// When it ends or does not get ready; its log is in the message.
+    pub fn agent_of(&self, kubeconfig: &Path) -> Result<Agent> {
+        let paths = Paths { kubeconfig: Some(kubeconfig.to_owned()), ..self.paths.clone() };
+        Agent::start(&self.name, &self.host, &paths, &[])
     }
 
     /// Where the node's agent keeps things.

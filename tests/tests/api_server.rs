@@ -9,13 +9,17 @@ use sheave_agent::{
         convert::ConvertOptions,
         kube::{self, Access},
     },
+    view::StatusView,
 };
 use sheave_tests::{
     api_server::ApiServer,
     background::Background,
+    client::{LoadKind, Way},
+    lab::Lab,
     objects::{Object, Slice, Svc, node},
+    place::program,
     told::Told,
-    wait::SOON,
+    wait::{SOON, eventually},
 };
 
 /// A source that watches an API server, in the background.
@@ -133,5 +137,53 @@ fn an_api_server_comes_and_goes() -> Result<()> {
     let lists = told.updates.iter().filter(|update| matches!(update, Update::Services(_))).count();
     ensure!(lists > 1, "our version was too old to go on from, so there is another list: {:?}", told.updates);
     ensure!(told.problems_told == 0, "{:?}", told.problems);
+    Ok(())
+}
+
+#[test]
+fn traffic_follows_the_api_and_outlives_it() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node1 = lab.n1();
+    let Some(mut api) = ApiServer::start(Some(&node1.host))? else { return Ok(()) };
+    api.apply(&[&node(1), &service("web", 20, 80), &slice("web", &[10])])?;
+    let (a, b, c) = (node1.pod(10)?, node1.pod(11)?, node1.pod(20)?);
+    let _servers = [a.place.echo("a", &["8080/TCP"])?, b.place.echo("b", &["8080/TCP"])?];
+    let client = c.place.client()?;
+
+    let mut agent = node1.agent_of(&api.kubeconfig())?;
+    agent.expect("web", &["10.96.0.20:80/TCP → 10.244.1.10:8080"])?;
+    assert_eq!(client.outcome(Way::Tcp, "10.96.0.20:80")?, "a");
+    api.apply(&[&slice("web", &[10, 11]), &service("more", 21, 81)])?;
+    agent.expect("web", &["10.96.0.20:80/TCP → 10.244.1.10:8080 10.244.1.11:8080"])?;
+    agent.expect("more", &["10.96.0.21:81/TCP → refused"])?;
+    assert_eq!(client.outcome(Way::Tcp, "10.96.0.21:81")?, "ECONNREFUSED");
+
+    // 39 b: the API goes, then the agent, which comes back alone: it waits, keeps what is pinned, and says so.
+    let load = client.load(Way::Tcp, LoadKind::Dial, "10.96.0.20:80", Duration::from_millis(1))?;
+    api.stop();
+    agent.kill()?;
+    agent.launch()?;
+    let status = eventually("the agent says what it waits for", SOON, || {
+        // Not by `Agent::status`: a node that is not in order makes the command fail.
+        let mut command = node1.host.command(program("sheave")?)?;
+        let output = command.args(["status", "-o", "json"]).args(agent.flags().split(' ')).output()?;
+        let status: StatusView = serde_json::from_slice(&output.stdout)?;
+        ensure!(status.source_problems.iter().any(|problem| problem.contains("Connection refused")), "{status:?}");
+        Ok(status)
+    })?;
+    ensure!(!status.synced, "{status:?}");
+    let before = load.report()?.answered;
+    eventually("the load goes on", SOON, || {
+        ensure!(load.report()?.answered >= before + 100);
+        Ok(())
+    })?;
+    api.resume()?;
+    agent.ready()?;
+    api.delete(&[&service("more", 21, 81)])?;
+    agent.expect("more", &[])?;
+    api.apply(&[&slice("web", &[11])])?;
+    agent.expect("web", &["10.96.0.20:80/TCP → 10.244.1.11:8080"])?;
+    let report = load.stop()?;
+    ensure!(report.failed == 0, "{report:?}");
     Ok(())
 }
