@@ -113,7 +113,7 @@ impl Datapath for Fake {
     fn put_frontend(&mut self, key: &FrontendKey, value: &Frontend) -> Result<()> {
         self.write(|fake| {
             let capacity = fake.limits.frontends;
-            if fake.frontends.len() >= capacity as usize && !fake.frontends.contains_key(key) {
+            if fake.frontends.len() >= 2 * capacity as usize && !fake.frontends.contains_key(key) {
                 return Err(Error::NoSpace { map: "FRONTENDS", capacity, flag: "--max-frontends" });
             }
             fake.frontends.insert(*key, *value);

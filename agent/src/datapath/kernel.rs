@@ -54,7 +54,7 @@ impl Kernel {
         let (frontends, backends, tables) = (open(maps::FRONTENDS)?, open(maps::BACKENDS)?, open(maps::TABLES)?);
         let source_ranges = open(maps::SOURCE_RANGES)?;
         let limits = Limits {
-            frontends: size(&frontends),
+            frontends: size(&frontends) / 2, // see the shape in load.rs
             backends: size(&backends),
             slots: size(&tables),
             affinity: size(&open(maps::AFFINITY)?),

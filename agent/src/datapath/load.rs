@@ -81,7 +81,14 @@ fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
     let array = |name, value, entries| Shape { name, kind: MapType::Array, key: 4, value, entries };
     let Limits { frontends, backends, slots, affinity, peers, source_ranges } = *limits;
     [
-        shape(maps::FRONTENDS, MapType::Hash, size_of::<FrontendKey>(), size_of::<Frontend>(), frontends),
+        // Twice: an address has an entry for its unknown ports too, which shall not cost a Service its place.
+        shape(
+            maps::FRONTENDS,
+            MapType::Hash,
+            size_of::<FrontendKey>(),
+            size_of::<Frontend>(),
+            frontends.saturating_mul(2),
+        ),
         array(maps::SERVICES, 8, frontends.saturating_mul(WORDS_PER_SERVICE)),
         array(maps::TABLES, 8, slots),
         array(maps::BACKENDS, size_of::<Backend>(), backends),

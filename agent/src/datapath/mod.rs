@@ -70,7 +70,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Sizes of the maps, in entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// `FRONTENDS`, and service ids.
+    /// Frontends, and service ids. `FRONTENDS` is twice as large, for the entries of unknown ports.
     pub frontends: u32,
     /// `BACKENDS`.
     pub backends: u32,

@@ -219,7 +219,12 @@ fn check_no_leak(engine: &mut Engine<Fake>) {
     let groups: Vec<_> = engine.tables.groups().map(|(_, plan)| plan.clone()).collect();
     assert_eq!(usage.services, groups.len(), "service ids");
     assert_eq!(usage.backends, groups.iter().map(|g| g.backends.len()).sum::<usize>(), "backend ids");
-    let frontends = groups.iter().flat_map(|g| g.frontends.iter().map(|(k, _)| *k)).collect::<BTreeSet<_>>();
+    let frontends: BTreeSet<FrontendKey> = groups
+        .iter()
+        .flat_map(|g| &g.frontends)
+        .filter(|(_, kind)| *kind != KIND_UNKNOWN_PORT)
+        .map(|(key, _)| *key)
+        .collect();
     assert_eq!(usage.frontends, frontends.len(), "frontends");
     let fake = engine.datapath();
     let words =

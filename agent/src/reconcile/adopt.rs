@@ -37,6 +37,7 @@ impl<D: Datapath> Reconciler<D> {
             groups: BTreeMap::new(),
             problems: BTreeMap::new(),
             frontends: HashMap::new(),
+            unknown_ports: 0,
             deleted: true, // the predecessor may have deleted just before it died
             resting: Resting::default(),
             removed: Vec::new(),
@@ -57,6 +58,7 @@ impl<D: Datapath> Reconciler<D> {
         self.runs = Runs::new(limits.slots);
         self.groups.clear();
         self.frontends.clear();
+        self.unknown_ports = 0;
         self.deleted = true;
         self.resting = Resting::default();
 
@@ -124,6 +126,7 @@ impl<D: Datapath> Reconciler<D> {
         for (key, frontend) in self.datapath.frontends()? {
             self.frontends.insert(key, frontend);
             if frontend.kind == KIND_UNKNOWN_PORT {
+                self.unknown_ports += 1;
                 continue; // its owner finds it by the key
             }
             if let Some(group) = names.get(&frontend.service).and_then(|k| self.groups.get_mut(k)) {

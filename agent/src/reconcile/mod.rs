@@ -71,7 +71,7 @@ pub struct Work<'a> {
 /// How full the tables are: entries in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// `FRONTENDS`.
+    /// Frontends, without the entries for unknown ports.
     pub frontends: usize,
     /// Service ids.
     pub services: usize,
@@ -94,6 +94,8 @@ pub struct Reconciler<D> {
     problems: BTreeMap<GroupKey, String>,
     /// `FRONTENDS` as it is.
     frontends: HashMap<FrontendKey, Frontend>,
+    /// How many of them stand for the unknown ports of an address.
+    unknown_ports: usize,
     /// A frontend was deleted or moved since the last grace period: its element may not be used again before the next.
     deleted: bool,
     resting: Resting,
@@ -196,7 +198,7 @@ impl<D: Datapath> Reconciler<D> {
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
-            frontends: self.frontends.len(),
+            frontends: self.frontends.len() - self.unknown_ports,
             services: self.services.used(),
             backends: self.backends.used(),
             slots: self.runs.used() as usize,

@@ -11,7 +11,7 @@ use sheave_ebpf::{
 };
 
 use super::{
-    Identity, Programmed, Reconciler, Work,
+    Identity, Programmed, Reconciler, UNKNOWN_PORT, Work,
     adopt::{SCOPES, name_record},
 };
 use crate::{
@@ -58,7 +58,7 @@ impl<D: Datapath> Reconciler<D> {
         let full = |map, capacity, flag| Some(Error::NoSpace { map, capacity, flag });
         let group = self.groups.get(&plan.key);
         let frontends = owned.iter().filter(|(key, _)| !self.frontends.contains_key(key)).count();
-        if self.frontends.len() + frontends > limits.frontends as usize
+        if self.frontends.len() - self.unknown_ports + frontends > limits.frontends as usize
             || (group.is_none() && self.services.available() == 0)
         {
             return full(maps::FRONTENDS, limits.frontends, "--max-frontends");
@@ -323,7 +323,10 @@ impl<D: Datapath> Reconciler<D> {
             self.grace()?;
         }
         self.datapath.put_frontend(key, &value)?;
-        self.deleted |= self.frontends.insert(*key, value).is_some();
+        let replaced = self.frontends.insert(*key, value);
+        self.unknown_ports += usize::from(value == UNKNOWN_PORT);
+        self.unknown_ports -= usize::from(replaced == Some(UNKNOWN_PORT));
+        self.deleted |= replaced.is_some();
         Ok(())
     }
 
@@ -418,7 +421,7 @@ impl<D: Datapath> Reconciler<D> {
     /// The element may not be used again before a grace period is over.
     pub(super) fn remove_frontend(&mut self, key: &FrontendKey) -> Result<()> {
         self.datapath.remove_frontend(key)?;
-        self.frontends.remove(key);
+        self.unknown_ports -= usize::from(self.frontends.remove(key) == Some(UNKNOWN_PORT));
         self.deleted = true;
         Ok(())
     }

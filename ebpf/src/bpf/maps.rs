@@ -31,7 +31,7 @@ const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
 
 #[btf_map]
-static FRONTENDS: HashMap<FrontendKey, Frontend, FRONTEND_COUNT, ON_DEMAND> = HashMap::new();
+static FRONTENDS: HashMap<FrontendKey, Frontend, { 2 * FRONTEND_COUNT }, ON_DEMAND> = HashMap::new();
 #[btf_map]
 static SERVICES: Array<u64, { FRONTEND_COUNT * WORDS_PER_SERVICE as usize }, MMAPABLE> = Array::new();
 #[btf_map]
