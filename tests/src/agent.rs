@@ -97,7 +97,7 @@ impl Agent {
                 return Ok(Err(status));
             }
             let status = self.status()?;
-            ensure!(status.synced && status.frontends == status.frontends_programmed, "it says {status:?}");
+            ensure!(status.synced && status.health == "ok", "it says {status:?}");
             Ok(Ok(()))
         });
         match ready {
@@ -271,7 +271,8 @@ impl Agent {
             for frontend in &view.frontends {
                 let selected = frontend.backends.iter().filter(|b| b.selected);
                 let backends = selected.map(|b| endpoint(&b.address, b.port)).collect();
-                let none = if frontend.ready == 0 { "refused" } else { "dropped" };
+                let any = frontend.backends.iter().any(|b| b.ready || (b.serving && b.terminating));
+                let none = if any { "dropped" } else { "refused" };
                 lines.push(line(&frontend.address, frontend.port, &frontend.protocol, backends, none));
                 ensure!(frontend.programmed, "{service}: {frontend:?} is not programmed");
             }

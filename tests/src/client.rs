@@ -28,6 +28,13 @@ pub enum Way {
     Udp,
     /// UDP, `sendto` on a socket that is not connected.
     UdpSendto,
+    /// An ICMP echo request on a connected ping socket; the port means nothing.
+    Ping,
+}
+
+impl Way {
+    /// All ways to talk to a Service.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::UdpSendto];
 }
 
 /// What the client does for a test, one line of JSON each.
@@ -195,7 +202,7 @@ impl Client {
         let socket = self.open(way, to, bind)?;
         let received = match way {
             Way::UdpSendto => socket.ask_at(to)?,
-            Way::Tcp | Way::Udp => {
+            Way::Tcp | Way::Udp | Way::Ping => {
                 socket.connect(to)?;
                 socket.ask()?
             }

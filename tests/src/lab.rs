@@ -24,7 +24,7 @@ use crate::{
     agent::Agent,
     leftovers,
     node::{Node, Spot},
-    objects::{self, Object},
+    objects::{self, Object, Svc},
     place::Place,
     skip,
 };
@@ -135,6 +135,19 @@ impl Lab {
             fs::write(&part, object.text()).and_then(|()| fs::rename(&part, &path)).with_context(|| object.file())?;
         }
         Ok(())
+    }
+
+    /// Waits until an agent has programmed all that was applied and deleted before: a Service named `marker`, which
+    /// gets a new address, comes last.
+    ///
+    /// # Errors
+    /// When it does not in time.
+    pub fn settle(&self, agent: &Agent) -> Result<()> {
+        static TURN: AtomicUsize = AtomicUsize::new(0);
+        let turn = TURN.fetch_add(1, Ordering::Relaxed);
+        let ip = format!("10.96.{}.{}", 200 + turn / 250 % 50, 1 + turn % 250);
+        self.apply(&[&Svc::new("marker").ip(&ip).port("m", 1, "TCP")])?;
+        agent.expect("marker", &[&format!("{ip}:1/TCP → refused")])
     }
 
     /// Deletes objects, in order.

@@ -16,6 +16,7 @@ pub mod leftovers;
 pub mod node;
 pub mod objects;
 pub mod place;
+pub mod tap;
 pub mod told;
 pub mod wait;
 

@@ -11,6 +11,7 @@ use nix::mount::{MsFlags, mount};
 
 use crate::{
     agent::{Agent, Paths},
+    echo::Echo,
     leftovers,
     place::{Place, ip},
 };
@@ -48,6 +49,15 @@ pub struct Pod {
     pub v6: Ipv6Addr,
     /// Where its processes run.
     pub place: Place,
+}
+
+/// A pod, and what answers there.
+#[derive(Debug)]
+pub struct Server {
+    /// Where.
+    pub pod: Pod,
+    /// Who.
+    pub echo: Echo,
 }
 
 impl Node {
@@ -119,6 +129,16 @@ impl Node {
              route add default via 2001:db8:{node}::1"
         ))?;
         Ok(Pod { v4, v6, place })
+    }
+
+    /// Makes a pod with a server on 8080/TCP and 8080/UDP.
+    ///
+    /// # Errors
+    /// When a namespace, device or cgroup cannot be made.
+    pub fn server(&self, number: u8, name: &str) -> Result<Server> {
+        let pod = self.pod(number)?;
+        let echo = pod.place.echo(name, &["8080/TCP", "8080/UDP"])?;
+        Ok(Server { pod, echo })
     }
 
     /// Ends a pod's processes and takes its network away; the address is free for another pod then.

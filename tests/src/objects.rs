@@ -24,14 +24,23 @@ pub trait Object {
 pub struct Svc {
     name: String,
     spec: Value,
-    annotations: Value,
+    ingress: Value,
+    metadata: Value,
 }
 
 impl Svc {
     /// A ClusterIP Service without address and ports.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self { name: name.into(), spec: json!({"clusterIPs": [], "ports": []}), annotations: json!({}) }
+        let metadata = json!({"name": name, "namespace": NAMESPACE, "annotations": {}, "labels": {}});
+        let spec = json!({"clusterIPs": [], "ports": []});
+        Self { name: name.into(), spec, ingress: json!([]), metadata }
+    }
+
+    /// TCP port 80, named "t", and UDP port 80, named "u": what [`Slice::web`] answers.
+    #[must_use]
+    pub fn web(name: &str, ip: &str) -> Self {
+        Self::new(name).ip(ip).port("t", 80, "TCP").port("u", 80, "UDP")
     }
 
     /// One more cluster IP; the first also stands in `clusterIP`. "None" makes it headless.
@@ -86,7 +95,28 @@ impl Svc {
     /// An annotation.
     #[must_use]
     pub fn annotate(mut self, key: &str, value: &str) -> Self {
-        self.annotations[key] = json!(value);
+        self.metadata["annotations"][key] = json!(value);
+        self
+    }
+
+    /// A label.
+    #[must_use]
+    pub fn label(mut self, key: &str, value: &str) -> Self {
+        self.metadata["labels"][key] = json!(value);
+        self
+    }
+
+    /// A load balancer's address; the type becomes LoadBalancer. `mode` is `ipMode`, "VIP" or "Proxy".
+    #[must_use]
+    pub fn ingress(mut self, address: &str, mode: &str) -> Self {
+        push(&mut self.ingress, json!({"ip": address, "ipMode": mode}));
+        self.set("type", json!("LoadBalancer"))
+    }
+
+    /// `metadata.creationTimestamp`: second of a day long ago.
+    #[must_use]
+    pub fn created(mut self, second: u8) -> Self {
+        self.metadata["creationTimestamp"] = json!(format!("2026-01-01T00:00:{second:02}Z"));
         self
     }
 }
@@ -97,8 +127,9 @@ impl Object for Svc {
     }
 
     fn text(&self) -> String {
-        let metadata = json!({"name": self.name, "namespace": NAMESPACE, "annotations": self.annotations});
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": self.spec}).to_string()
+        let status = json!({"loadBalancer": {"ingress": self.ingress}});
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": self.metadata, "spec": self.spec, "status": status})
+            .to_string()
     }
 }
 
@@ -106,10 +137,10 @@ impl Object for Svc {
 #[derive(Clone, Debug)]
 pub struct Slice {
     name: String,
-    service: String,
     family: Option<String>,
     ports: Value,
     endpoints: Value,
+    labels: Value,
     annotations: Value,
 }
 
@@ -117,8 +148,14 @@ impl Slice {
     /// A slice without ports and endpoints, of a service.
     #[must_use]
     pub fn new(name: &str, service: &str) -> Self {
-        let [name, service] = [name, service].map(str::to_owned);
-        Self { name, service, family: None, ports: json!([]), endpoints: json!([]), annotations: json!({}) }
+        let labels = json!({"kubernetes.io/service-name": service});
+        Self { name: name.into(), labels, family: None, ports: json!([]), endpoints: json!([]), annotations: json!({}) }
+    }
+
+    /// The slice of a [`Svc::web`], named like it: ports 8080, as of [`Node::server`](crate::node::Node::server).
+    #[must_use]
+    pub fn web(service: &str) -> Self {
+        Self::new(service, service).port("t", 8080, "TCP").port("u", 8080, "UDP")
     }
 
     /// One more port.
@@ -154,10 +191,26 @@ impl Slice {
         self
     }
 
+    /// Any other field of the endpoint added last: `hints`, `zone` …
+    #[must_use]
+    pub fn with(mut self, field: &str, value: Value) -> Self {
+        if let Some(last) = self.endpoints.as_array_mut().and_then(|endpoints| endpoints.last_mut()) {
+            last[field] = value;
+        }
+        self
+    }
+
     /// `addressType`, where it is not what the first address looks like.
     #[must_use]
     pub fn address_type(mut self, family: &str) -> Self {
         self.family = Some(family.into());
+        self
+    }
+
+    /// A label.
+    #[must_use]
+    pub fn label(mut self, key: &str, value: &str) -> Self {
+        self.labels[key] = json!(value);
         self
     }
 
@@ -178,7 +231,7 @@ impl Object for Slice {
         let metadata = json!({
             "name": self.name,
             "namespace": NAMESPACE,
-            "labels": {"kubernetes.io/service-name": self.service},
+            "labels": self.labels,
             "annotations": self.annotations,
         });
         json!({
@@ -216,13 +269,17 @@ impl Object for Text {
 #[must_use]
 pub fn node(number: u8) -> Text {
     let digits = 10 + number;
-    let addresses = json!([
-        {"type": "InternalIP", "address": format!("192.0.2.{digits}")},
-        {"type": "InternalIP", "address": format!("2001:db8::{digits}")},
-        {"type": "Hostname", "address": format!("n{number}")},
-    ]);
+    let zone = format!("zone-{number}");
+    node_with(number, &zone, &[&format!("192.0.2.{digits}"), &format!("2001:db8::{digits}")])
+}
+
+/// The same, when its zone or its InternalIPs are others.
+#[must_use]
+pub fn node_with(number: u8, zone: &str, ips: &[&str]) -> Text {
+    let mut addresses = json!([{"type": "Hostname", "address": format!("n{number}")}]);
+    ips.iter().for_each(|ip| push(&mut addresses, json!({"type": "InternalIP", "address": ip})));
     let cidrs = [format!("10.244.{number}.0/24"), format!("2001:db8:{number}::/64")];
-    let labels = json!({"topology.kubernetes.io/zone": format!("zone-{number}")});
+    let labels = json!({"topology.kubernetes.io/zone": zone});
     let text = json!({
         "apiVersion": "v1",
         "kind": "Node",

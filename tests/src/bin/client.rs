@@ -17,11 +17,16 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::errno::Errno as Code;
 use serde::Serialize;
-use sheave_tests::client::{Errno, Load, LoadKind, Received, Report, Request, Way};
-use socket2::{Domain, SockAddr, Socket, Type};
+use sheave_tests::{
+    client::{Errno, Load, LoadKind, Received, Report, Request, Way},
+    echo::Answer,
+};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 /// How long a load waits for one answer.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// ICMP's type of a ping.
+const ECHO_REQUEST: u8 = 8;
 /// Failures that a report tells in words.
 const TOLD: usize = 10;
 
@@ -83,7 +88,10 @@ impl Client {
         match *request {
             Request::Open { way, like, bind } => reply(start, self.open(way, like, bind)),
             Request::Connect(socket, to, patience) => reply(start, connect(&self.socket(socket)?.1, to, patience)),
-            Request::Send(socket, to) => reply(start, send(&self.socket(socket)?.1, to)),
+            Request::Send(socket, to) => {
+                let (way, socket) = self.socket(socket)?;
+                reply(start, send(*way, socket, to))
+            }
             Request::Receive(number, patience) => {
                 let (way, socket) = self.socket(number)?;
                 reply(start, receive(*way, socket, patience))
@@ -135,8 +143,12 @@ impl Client {
 }
 
 fn open(way: Way, like: SocketAddr, bind: Option<SocketAddr>) -> io::Result<Socket> {
-    let kind = if way == Way::Tcp { Type::STREAM } else { Type::DGRAM };
-    let socket = Socket::new(Domain::for_address(like), kind, None)?;
+    let (kind, protocol) = match way {
+        Way::Tcp => (Type::STREAM, None),
+        Way::Udp | Way::UdpSendto => (Type::DGRAM, None),
+        Way::Ping => (Type::DGRAM, Some(Protocol::ICMPV4)),
+    };
+    let socket = Socket::new(Domain::for_address(like), kind, protocol)?;
     if let Some(bind) = bind {
         socket.set_reuse_address(true)?;
         socket.bind(&bind.into())?;
@@ -148,10 +160,11 @@ fn connect(socket: &Socket, to: SocketAddr, patience: Duration) -> io::Result<()
     socket.connect_timeout(&to.into(), patience)
 }
 
-fn send(socket: &Socket, to: Option<SocketAddr>) -> io::Result<()> {
+fn send(way: Way, socket: &Socket, to: Option<SocketAddr>) -> io::Result<()> {
+    let question: &[u8] = if way == Way::Ping { &[ECHO_REQUEST, 0, 0, 0, 0, 0, 0, 0] } else { b"?\n" };
     match to {
-        Some(to) => socket.send_to(b"?\n", &to.into())?,
-        None => socket.send(b"?\n")?,
+        Some(to) => socket.send_to(question, &to.into())?,
+        None => socket.send(question)?,
     };
     Ok(())
 }
@@ -160,6 +173,12 @@ fn receive(way: Way, socket: &Socket, patience: Duration) -> io::Result<Received
     socket.set_read_timeout(Some(patience))?;
     let (text, source) = match way {
         Way::Tcp => (line(socket)?, address(&socket.peer_addr()?)?),
+        Way::Ping => {
+            let length = (&*socket).read(&mut [0; 2048])?;
+            let client = address(&socket.local_addr()?)?;
+            let answer = Answer { name: format!("{length} bytes"), client };
+            return Ok(Received { answer, source: address(&socket.peer_addr()?)? });
+        }
         Way::Udp | Way::UdpSendto => {
             let mut buffer = [0; 2048];
             let (length, source) = UdpSocket::from(socket.try_clone()?).recv_from(&mut buffer)?;
@@ -194,7 +213,7 @@ fn dial(way: Way, to: SocketAddr, patience: Duration) -> io::Result<(Socket, Rec
         connect(&socket, to, patience)?;
         None
     };
-    send(&socket, at)?;
+    send(way, &socket, at)?;
     let received = receive(way, &socket, patience)?;
     Ok((socket, received))
 }
@@ -237,7 +256,7 @@ fn run(load: Load, shared: &Shared) {
 /// One question on a socket that stays open.
 fn ask(open_socket: &mut Option<Socket>, way: Way, to: SocketAddr) -> io::Result<Received> {
     if let Some(socket) = open_socket {
-        send(socket, (way == Way::UdpSendto).then_some(to))?;
+        send(way, socket, (way == Way::UdpSendto).then_some(to))?;
         return receive(way, socket, PATIENCE);
     }
     let (socket, received) = dial(way, to, PATIENCE)?;
@@ -254,7 +273,7 @@ fn fire(open_socket: &mut Option<Socket>, way: Way, to: SocketAddr) -> io::Resul
         }
         *open_socket = Some(socket);
     }
-    open_socket.as_ref().map_or(Ok(()), |socket| send(socket, (way == Way::UdpSendto).then_some(to)))
+    open_socket.as_ref().map_or(Ok(()), |socket| send(way, socket, (way == Way::UdpSendto).then_some(to)))
 }
 
 fn reply<T: Serialize>(start: Instant, result: io::Result<T>) -> Result<String> {
@@ -264,9 +283,10 @@ fn reply<T: Serialize>(start: Instant, result: io::Result<T>) -> Result<String> 
 
 /// The name of an errno; "TIMEOUT" when nothing came in time, "CLOSED" when the other side has closed.
 fn name_of(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "TIMEOUT".into(),
-        io::ErrorKind::UnexpectedEof => "CLOSED".into(),
-        _ => error.raw_os_error().map_or_else(|| error.to_string(), |code| format!("{:?}", Code::from_raw(code))),
+    match (error.kind(), error.raw_os_error()) {
+        // An ETIMEDOUT of the kernel is something else: whoever dialled was told.
+        (io::ErrorKind::TimedOut, None) | (io::ErrorKind::WouldBlock, _) => "TIMEOUT".into(),
+        (io::ErrorKind::UnexpectedEof, _) => "CLOSED".into(),
+        (_, code) => code.map_or_else(|| error.to_string(), |code| format!("{:?}", Code::from_raw(code))),
     }
 }

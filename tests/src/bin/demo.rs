@@ -131,6 +131,7 @@ fn dial(from: &str, client: &Client, way: Way, to: &str, times: usize) -> Result
         Way::Tcp => "TCP",
         Way::Udp => "UDP, connect and send",
         Way::UdpSendto => "UDP, sendto",
+        Way::Ping => "ping",
     };
     let what = format!("{from} → {to} ({how})");
     match client.dial_many(way, to, times) {

@@ -1,0 +1,208 @@
+//! Traffic policies, topology and verdicts, as a program on the node meets them (`semantics.md` 5 and 6.1).
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use sheave_tests::{
+    client::{Client, Errno, Way},
+    lab::Lab,
+    objects::{Slice, Svc, node_with},
+};
+
+/// Longer than any answer in a lab takes, on an idle machine as on a busy one.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// What a program sees of a connection that is dropped: it waits.
+const SILENCE: &str = "TIMEOUT";
+
+/// Clients on the node and in a pod of it.
+fn clients(lab: &Lab) -> Result<[(&'static str, Client); 2]> {
+    let pod = lab.n1().pod(20)?;
+    let mut clients = [("host", lab.n1().host.client()?), ("pod", pod.place.client()?)];
+    clients.iter_mut().for_each(|(_, client)| client.patience = PATIENCE);
+    Ok(clients)
+}
+
+/// Who answers in many dials.
+fn names(client: &Client, to: &str) -> Result<BTreeSet<String>> {
+    Ok(client.dial_many(Way::Tcp, to, 40)?.into_keys().collect())
+}
+
+fn set(names: &str) -> BTreeSet<String> {
+    names.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn verdicts_of_every_kind_of_address() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let _server = lab.n1().server(10, "A")?;
+    let clients = clients(&lab)?;
+    let tap = lab.fabric.tap()?;
+    let service = |internal: &str, external: &str| {
+        let service = Svc::new("v").ip("10.96.0.40").ingress("203.0.113.31", "VIP");
+        let service = service.port("t", 80, "TCP").node_port(30090).port("u", 80, "UDP").node_port(30090);
+        let service = service.set("externalIPs", json!(["203.0.113.32"]));
+        service.set("internalTrafficPolicy", json!(internal)).set("externalTrafficPolicy", json!(external))
+    };
+    let none = Slice::web("v");
+    let local = none.clone().ready("10.244.1.10", "n1");
+    let remote = none.clone().ready("10.244.1.10", "n2");
+    let leaving = none.clone().terminating("10.244.1.10", "n2");
+    let unready = none.clone().not_ready("10.244.1.10", "n1");
+    let refused = "ECONNREFUSED";
+    for (row, internal, external, slice, at_cluster_ip, elsewhere) in [
+        ("V-1, no endpoint", "Cluster", "Cluster", &none, refused, refused),
+        ("V-1, no endpoint, Local", "Local", "Local", &none, refused, refused),
+        ("V-1, none ready", "Local", "Local", &unready, refused, refused),
+        ("V-2, F20", "Local", "Cluster", &remote, SILENCE, "A"),
+        ("V-2, V-3: inside clients use every endpoint", "Local", "Local", &remote, SILENCE, "A"),
+        ("V-2, C27: terminating elsewhere", "Local", "Local", &leaving, SILENCE, "A"),
+        ("V-3", "Cluster", "Local", &remote, "A", "A"),
+        ("C25", "Local", "Local", &local, "A", "A"),
+    ] {
+        lab.apply(&[&service(internal, external), slice])?;
+        let cluster_ip = |way| match at_cluster_ip {
+            "A" => format!("10.96.0.40:80/{way} → 10.244.1.10:8080"),
+            SILENCE => format!("10.96.0.40:80/{way} → dropped"),
+            _ => format!("10.96.0.40:80/{way} → refused"),
+        };
+        let others = ["192.0.2.11:30090", "203.0.113.31:80", "203.0.113.32:80"];
+        let to = if elsewhere == "A" { "10.244.1.10:8080" } else { "refused" };
+        let ways = ["TCP", "UDP"];
+        let lines: Vec<_> = ways
+            .iter()
+            .map(cluster_ip)
+            .chain(others.iter().flat_map(|at| ways.map(|way| format!("{at}/{way} → {to}"))))
+            .collect();
+        agent.expect("v", &lines.iter().map(String::as_str).collect::<Vec<_>>()).context(row)?;
+        for (from, client) in &clients {
+            for way in Way::ALL {
+                assert_eq!(client.outcome(way, "10.96.0.40:80")?, at_cluster_ip, "{row}: {from}, {way:?}");
+                for to in others {
+                    assert_eq!(client.outcome(way, to)?, elsewhere, "{row}: {from}, {way:?} to {to}");
+                }
+            }
+        }
+    }
+    for vip in ["10.96.0.40", "203.0.113.31", "203.0.113.32"] {
+        assert_eq!(tap.to(vip)?, 0, "nothing to {vip} leaves the node");
+    }
+
+    for (from, client) in &clients {
+        for way in Way::ALL {
+            assert_eq!(client.outcome(way, "10.96.0.40:81")?, refused, "V-4: {from}, {way:?}");
+        }
+        let _ = client.outcome(Way::UdpSendto, "203.0.113.31:81")?;
+    }
+    assert_eq!(tap.to("10.96.0.40")?, 0, "V-4: an unknown port of a cluster IP does not leave the node either");
+    assert_ne!(tap.to("203.0.113.31")?, 0, "F31: unknown ports of other virtual addresses are none of ours");
+    Ok(())
+}
+
+#[test]
+fn source_ranges_bind_clients_on_the_node_too() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let _server = lab.n1().server(10, "A")?;
+    let clients = clients(&lab)?;
+    let slice = Slice::web("s").ready("10.244.1.10", "n1");
+    let service = |ranges: Value| {
+        let service = Svc::new("s").ip("10.96.0.41").ingress("203.0.113.31", "VIP");
+        service.port("t", 80, "TCP").node_port(30091).set("loadBalancerSourceRanges", ranges)
+    };
+    for (row, ranges, host, pod) in [
+        ("V-6: neither", json!(["198.51.100.0/24"]), SILENCE, SILENCE),
+        ("F22: the node's own address admits it", json!(["192.0.2.0/24"]), "A", SILENCE),
+        ("F22: pods of this node", json!(["10.244.0.0/16"]), SILENCE, "A"),
+        ("F22: two halves of the pods", json!(["10.244.1.0/25", "10.244.1.128/25"]), SILENCE, "A"),
+        ("S19: the other family only", json!(["2001:db8::/32"]), "A", "A"),
+        ("S19: everyone", json!(["198.51.100.0/24", "0.0.0.0/0"]), "A", "A"),
+        ("no ranges", json!([]), "A", "A"),
+    ] {
+        lab.apply(&[&service(ranges), &slice])?;
+        lab.settle(&agent)?;
+        for ((from, client), expected) in clients.iter().zip([host, pod]) {
+            assert_eq!(client.outcome(Way::Tcp, "203.0.113.31:80")?, expected, "{row}: {from}");
+            assert_eq!(
+                client.outcome(Way::Tcp, "10.96.0.41:80")?,
+                "A",
+                "{row}: {from}, the cluster IP is not filtered"
+            );
+            assert_eq!(client.outcome(Way::Tcp, "192.0.2.11:30091")?, "A", "{row}: {from}, nor the node port");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn source_ranges_know_a_bound_socket_by_its_address_and_come_before_everything_else() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let _server = lab.n1().server(10, "A")?;
+    let (inside, outside) = (lab.n1().pod(20)?, lab.n1().pod(21)?);
+    let service = Svc::web("s", "10.96.0.41").ingress("203.0.113.31", "VIP");
+    let service = service.set("loadBalancerSourceRanges", json!(["10.244.1.20/32"]));
+    let slice = Slice::web("s").ready("10.244.1.10", "n1");
+    lab.apply(&[&service, &slice])?;
+    lab.settle(&agent)?;
+    let tap = lab.fabric.tap()?;
+    for (pod, expected) in [(&inside, Ok("A")), (&outside, Err(SILENCE))] {
+        let mut client = pod.place.client()?;
+        client.patience = PATIENCE;
+        for way in Way::ALL {
+            let dialled = client.dial_from(way, "203.0.113.31:80", Some(pod.at(0)));
+            let seen = dialled.as_ref().map(|d| d.name.as_str()).map_err(|e| e.downcast_ref::<Errno>());
+            assert_eq!(seen.map_err(|e| e.map_or("?", |e| &e.name)), expected, "F22: {way:?} from {}", pod.v4);
+        }
+    }
+    lab.apply(&[&Slice::web("s")])?;
+    lab.settle(&agent)?;
+    let mut client = outside.place.client()?;
+    client.patience = PATIENCE;
+    assert_eq!(client.outcome(Way::Tcp, "203.0.113.31:80")?, SILENCE, "V-6 before V-1");
+    assert_eq!(client.outcome(Way::Tcp, "10.96.0.41:80")?, "ECONNREFUSED", "V-1 at the cluster IP");
+    assert_eq!(tap.to("203.0.113.31")?, 0, "nothing leaves the node");
+    Ok(())
+}
+
+#[test]
+fn hints_lead_to_the_same_node_or_zone_and_a_changed_node_label_is_taken_up_live() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let _servers = [(10, "A"), (11, "B"), (12, "C")].map(|(number, name)| lab.n1().server(number, name));
+    let client = lab.n1().pod(20)?.place.client()?;
+    let zones = |zones: &[&str]| json!({"forZones": zones.iter().map(|z| json!({"name": z})).collect::<Vec<_>>()});
+    let both = |zone: &str, node: &str| json!({"forZones": [{"name": zone}], "forNodes": [{"name": node}]});
+    let slice = |hints: [Value; 3]| {
+        let endpoints = ["10.244.1.10", "10.244.1.11", "10.244.1.12"].into_iter().zip(hints);
+        endpoints.fold(Slice::web("h"), |slice, (address, hints)| slice.ready(address, "n2").with("hints", hints))
+    };
+    let by_zone = slice([zones(&["zone-1"]), zones(&["zone-2"]), zones(&["zone-1", "zone-3"])]);
+    let by_node = slice([both("zone-1", "n2"), both("zone-2", "n1"), both("zone-3", "n3")]);
+    let unhinted = slice([zones(&["zone-1"]), zones(&["zone-2"]), Value::Null]);
+    let node_half = slice([both("zone-1", "n2"), zones(&["zone-2"]), both("zone-3", "n1")]);
+    let service = Svc::web("h", "10.96.0.42");
+    lab.apply(&[&service.clone().set("trafficDistribution", json!("PreferSameZone"))])?;
+    for (row, zone, slice, expected) in [
+        ("F25: the field alone means nothing", "zone-1", &slice([Value::Null, Value::Null, Value::Null]), "A B C"),
+        ("C01", "zone-1", &by_zone, "A C"),
+        ("TP-3: label changed", "zone-2", &by_zone, "B"),
+        ("TP-3: and again", "zone-3", &by_zone, "C"),
+        ("C05: no zone", "", &by_zone, "A B C"),
+        ("C06: a zone without endpoints", "zone-9", &by_zone, "A B C"),
+        ("C09: one without hint", "zone-1", &unhinted, "A B C"),
+        ("C12: node before zone", "zone-1", &by_node, "B"),
+        ("C14: zone where a node hint is missing", "zone-2", &node_half, "B"),
+    ] {
+        lab.apply(&[&node_with(1, zone, &["192.0.2.11", "2001:db8::11"]), slice])?;
+        lab.settle(&agent)?;
+        assert_eq!(names(&client, "10.96.0.42:80")?, set(expected), "{row}");
+    }
+    // C02, F17: policies know no hints.
+    lab.apply(&[
+        &node_with(1, "zone-1", &["192.0.2.11"]),
+        &by_zone.clone().ready("10.244.1.11", "n1"),
+        &service.set("internalTrafficPolicy", json!("Local")),
+    ])?;
+    lab.settle(&agent)?;
+    assert_eq!(names(&client, "10.96.0.42:80")?, set("B"), "F25: not applied to Local");
+    Ok(())
+}
