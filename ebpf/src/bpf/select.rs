@@ -100,20 +100,26 @@ fn choose(word: Word, config: Config, service: u32) -> Option<u32> {
     match config.algorithm() {
         ALGORITHM_ROUND_ROBIN => maps::slot(word.offset() + turn(service, word.length())),
         ALGORITHM_LEAST_CONNECTIONS => {
-            let a = random_slot(word)?;
-            let b = random_slot(word)?;
+            // Two different slots: of two backends the idle one is always found.
+            let length = word.length();
+            let first = random_below(length);
+            let mut second = first + random_below(length - 1) + 1;
+            if second >= length {
+                second -= length;
+            }
+            let (a, b) = (maps::slot(word.offset() + first)?, maps::slot(word.offset() + second)?);
             Some(if load(b) < load(a) { b } else { a })
         }
-        _ => random_slot(word),
+        _ => maps::slot(word.offset() + random_below(word.length())),
     }
 }
 
+/// Multiply and shift: as even as a division, and always below `length`; 0 for a length of 0.
 #[inline(always)]
-fn random_slot(word: Word) -> Option<u32> {
+fn random_below(length: u32) -> u32 {
     // SAFETY: a plain helper call.
     let random = u64::from(unsafe { bpf_get_prandom_u32() });
-    // Multiply and shift: as even as a division, and always below the length.
-    maps::slot(word.offset() + ((random * u64::from(word.length())) >> 32) as u32)
+    ((random * u64::from(length)) >> 32) as u32
 }
 
 /// The next turn. Two CPUs may draw the same number at once; over many connections the counts still agree to that.
