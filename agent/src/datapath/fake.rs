@@ -1,7 +1,7 @@
 //! The tables in memory, with seeded faults: what every scenario runs on without a kernel.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     rc::Rc,
 };
 
@@ -48,6 +48,8 @@ pub struct Fake {
     backends: HashMap<u32, Backend>,
     connections: HashMap<u32, u64>,
     meta: HashMap<u32, u64>,
+    /// Services that remember a client.
+    clients: BTreeSet<u32>,
 }
 
 impl Fake {
@@ -69,6 +71,7 @@ impl Fake {
             backends: HashMap::new(),
             connections: HashMap::new(),
             meta: HashMap::new(),
+            clients: BTreeSet::new(),
         }
     }
 
@@ -76,6 +79,17 @@ impl Fake {
     pub fn connect(&mut self, id: u32, by: i64) {
         let word = self.connections.entry(id).or_default();
         *word = word.wrapping_add_signed(by);
+    }
+
+    /// A client of a service is remembered.
+    pub fn remember_client(&mut self, service: u32) {
+        self.clients.insert(service);
+    }
+
+    /// Whether a service remembers a client.
+    #[must_use]
+    pub fn remembers_clients(&self, service: u32) -> bool {
+        self.clients.contains(&service)
     }
 
     /// One write: fails by the plan of faults, else happens.
@@ -220,6 +234,13 @@ impl Datapath for Fake {
     fn reset_connections(&mut self, id: u32) -> Result<()> {
         self.write(|fake| {
             fake.connections.insert(id, 0);
+            Ok(())
+        })
+    }
+
+    fn forget_clients(&mut self, services: &BTreeSet<u32>) -> Result<()> {
+        self.write(|fake| {
+            fake.clients.retain(|service| !services.contains(service));
             Ok(())
         })
     }

@@ -1,6 +1,10 @@
 //! The tables in the kernel.
 
-use std::{collections::BTreeMap, io, sync::atomic::Ordering};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::atomic::Ordering,
+};
 
 use aya::{
     Pod,
@@ -10,6 +14,7 @@ use aya::{
 use ipnet::IpNet;
 use sheave_ebpf::{
     addr::Addr,
+    affinity::AffinityKey,
     backend::{Backend, RETIRED},
     counter::Counter,
     frontend::{Frontend, FrontendKey},
@@ -30,6 +35,7 @@ pub struct Kernel {
     frontends: HashMap<MapData, FrontendKey, Frontend>,
     names: HashMap<MapData, u32, ServiceName>,
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
+    affinity: HashMap<MapData, AffinityKey, u64>,
     services: Words,
     tables: Words,
     backends: Words,
@@ -52,12 +58,12 @@ impl Kernel {
         };
         let size = |map: &MapData| map.info().map(|i| i.max_entries()).unwrap_or_default();
         let (frontends, backends, tables) = (open(maps::FRONTENDS)?, open(maps::BACKENDS)?, open(maps::TABLES)?);
-        let source_ranges = open(maps::SOURCE_RANGES)?;
+        let (source_ranges, affinity) = (open(maps::SOURCE_RANGES)?, open(maps::AFFINITY)?);
         let limits = Limits {
             frontends: size(&frontends) / 2, // see the shape in load.rs
             backends: size(&backends),
             slots: size(&tables),
-            affinity: size(&open(maps::AFFINITY)?),
+            affinity: size(&affinity),
             peers: size(&open(maps::PEERS)?),
             source_ranges: size(&source_ranges),
         };
@@ -67,6 +73,7 @@ impl Kernel {
             names: hash(maps::NAMES, Map::HashMap(open(maps::NAMES)?))?,
             source_ranges: LpmTrie::try_from(Map::LpmTrie(source_ranges))
                 .map_err(|e| Error::Incompatible(format!("map {}: {}", maps::SOURCE_RANGES, flatten(&e))))?,
+            affinity: hash(maps::AFFINITY, Map::LruHashMap(affinity))?,
             services: Words::new(maps::SERVICES, &open(maps::SERVICES)?)?,
             tables: Words::new(maps::TABLES, &tables)?,
             backends: Words::new(maps::BACKENDS, &backends)?,
@@ -282,6 +289,15 @@ impl Datapath for Kernel {
 
     fn reset_connections(&mut self, id: u32) -> Result<()> {
         self.connections.store(id, 0);
+        Ok(())
+    }
+
+    fn forget_clients(&mut self, services: &BTreeSet<u32>) -> Result<()> {
+        // Keys first: deletion restarts the walk.
+        let keys: Vec<_> = self.affinity.keys().filter_map(std::result::Result::ok).collect();
+        for key in keys.iter().filter(|key| services.contains(&key.service)) {
+            removed(self.affinity.remove(key), maps::AFFINITY)?;
+        }
         Ok(())
     }
 

@@ -16,7 +16,7 @@ pub mod probe;
 pub mod sockets;
 pub mod words;
 
-use std::io;
+use std::{collections::BTreeSet, io};
 
 use sheave_ebpf::{
     addr::Addr,
@@ -160,6 +160,9 @@ pub trait Datapath {
     fn set_retired(&mut self, id: u32, retired: bool) -> Result<()>;
     /// The id is about to be used afresh: no connections, not retired.
     fn reset_connections(&mut self, id: u32) -> Result<()>;
+
+    /// Forgets where the clients of these services went.
+    fn forget_clients(&mut self, services: &BTreeSet<u32>) -> Result<()>;
 
     /// A word of `META`.
     fn meta(&self, index: u32) -> u64;

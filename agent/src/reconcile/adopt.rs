@@ -41,6 +41,7 @@ impl<D: Datapath> Reconciler<D> {
             deleted: true, // the predecessor may have deleted just before it died
             resting: Resting::default(),
             removed: Vec::new(),
+            forgetful: BTreeSet::new(),
             datapath,
         };
         reconciler.read()?;

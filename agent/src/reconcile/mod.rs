@@ -100,6 +100,8 @@ pub struct Reconciler<D> {
     deleted: bool,
     resting: Resting,
     removed: Vec<Removed>,
+    /// Service ids whose affinity ended: their clients are to be forgotten.
+    forgetful: BTreeSet<u32>,
 }
 
 impl<D: Datapath> Reconciler<D> {
@@ -129,8 +131,16 @@ impl<D: Datapath> Reconciler<D> {
                 failed.push((group.key.clone(), error));
             }
         }
+        self.forget_clients();
         self.problems.extend(failed.iter().map(|(key, error)| (key.clone(), error.to_string())));
         failed
+    }
+
+    /// One walk for all of a batch. Should it fail, the next batch does it.
+    fn forget_clients(&mut self) {
+        if !self.forgetful.is_empty() && self.datapath.forget_clients(&self.forgetful).is_ok() {
+            self.forgetful.clear();
+        }
     }
 
     /// Adds or removes the entry that stands for the unknown ports of an address (V-4).

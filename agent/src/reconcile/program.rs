@@ -166,6 +166,9 @@ impl<D: Datapath> Reconciler<D> {
         let Some(group) = self.groups.get_mut(key) else { return Ok(()) };
         if group.config != config {
             self.datapath.put_word(config_index(group.id), config.0)?;
+            if group.config.affinity_timeout() != 0 && config.affinity_timeout() == 0 {
+                self.forgetful.insert(group.id); // switched on again it starts empty (`semantics.md` 8.1)
+            }
             group.config = config;
         }
         Ok(())
