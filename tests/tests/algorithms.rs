@@ -69,7 +69,12 @@ fn each_algorithm_spreads_as_it_says() -> Result<()> {
             let spread = spread(&client, way, 300)?;
             assert!(spread.iter().all(|times| (low..=high).contains(times)), "{algorithm}, {way:?}: {spread:?}");
         }
-        let shown = agent.kernel()?.into_iter().find(|row| row.address == "10.96.0.60").context("no row")?.algorithm;
+        let shown = agent
+            .kernel()?
+            .into_iter()
+            .find(|row| row.address == "10.96.0.60" && row.port == 80)
+            .context("no row")?
+            .algorithm;
         assert_eq!(shown, if algorithm == "nonsense" { "random" } else { algorithm });
     }
     Ok(())
