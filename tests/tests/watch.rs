@@ -208,6 +208,25 @@ fn a_list_that_breaks_off_is_no_list() -> Result<()> {
 }
 
 #[test]
+fn an_object_deleted_while_it_is_listed_is_not_in_the_list() -> Result<()> {
+    let event = |what: &str, text: String| format!("{{\"type\": \"{what}\", \"object\": {text}}}\n");
+    let mut scene = Scene::new(true, |api| {
+        let mut count = 0;
+        api.faults(move |asked| {
+            count += u32::from(asked.kind == "services");
+            let kept = event("ADDED", service("kept")) + &event("MODIFIED", service("kept"));
+            let gone = event("ADDED", service("gone")) + &event("DELETED", service("gone"));
+            let first = asked.kind == "services" && count == 1;
+            first.then(|| Fault::Bytes(format!("{kept}{gone}{}\n", bookmark(2000, true)), Duration::from_secs(60)))
+        });
+    })?;
+    scene.told.until("listed", SETTLED, |told| told.state.is_synced())?;
+    ensure!(scene.told.lines() == [BEFORE[0]], "{:?}", scene.told.updates);
+    ensure!(scene.told.updates.len() == 3, "three lists and nothing else: {:?}", scene.told.updates);
+    Ok(())
+}
+
+#[test]
 fn nothing_is_synced_before_every_kind_is_listed() {
     // Case 31: Services come first, the slices late; then the other way round.
     thread::scope(|scope| {

@@ -97,7 +97,8 @@ impl Cluster {
         let url = &server.url;
         let sentence = match failure {
             Failure::Refused(status) => {
-                format!("the API server {url} answered {} {}: {}", status.code, status.reason, status.message)
+                let message: String = status.message.chars().take(200).collect(); // of a proxy it may be a whole page
+                format!("the API server {url} answered {} {}: {message}", status.code, status.reason)
             }
             Failure::Unreachable(why) => format!("no use of the API server {url}: {why}"),
         };

@@ -1,6 +1,6 @@
 //! What a source last said, so that it says nothing twice.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use super::{Sender, SourceEvent, SourceState};
 use crate::model::Update;
@@ -43,9 +43,9 @@ impl Report {
         }
     }
 
-    /// Resolves the problems of every object that is not in `present`.
-    pub fn retain(&mut self, present: &BTreeSet<String>) {
-        let gone: Vec<String> = self.problems.keys().filter(|o| !present.contains(*o)).cloned().collect();
+    /// Resolves the problems of every object that is not present any more.
+    pub fn retain(&mut self, is_present: impl Fn(&String) -> bool) {
+        let gone: Vec<String> = self.problems.keys().filter(|object| !is_present(object)).cloned().collect();
         for object in gone {
             self.object(&object, &[]);
         }
@@ -78,7 +78,7 @@ mod tests {
         report.object("a", &broken);
         report.object("a", &broken);
         report.object("b", &["b is broken.".to_owned(), "Twice.".to_owned()]);
-        report.retain(&BTreeSet::from(["b".to_owned()]));
+        report.retain(|object| object == "b");
         report.object("a", &broken);
         report.object("b", &[]);
         drop(report);

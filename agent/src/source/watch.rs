@@ -3,7 +3,11 @@
 //! Written on kube's client rather than on its `watcher`, which starts over without a pause after a clean close, keeps
 //! polling a stream that has failed, and holds whole API objects.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::{AsyncBufRead, AsyncBufReadExt, StreamExt, io::Lines};
 use kube::{
@@ -173,7 +177,11 @@ impl Watch {
                     Some(listed) => self.list(event.object, listed),
                     None => self.changed(event.object),
                 },
-                "DELETED" => self.deleted(&event.object),
+                "DELETED" => match &mut listed {
+                    // Deleted while the server was still sending the list, which had it (KEP-3157).
+                    Some(listed) => drop(Key::of(self.kind, &event.object).and_then(|key| listed.remove(&key))),
+                    None => self.deleted(&event.object),
+                },
                 "BOOKMARK" => {
                     let version = version(&event.object);
                     if event.object["metadata"]["annotations"][LIST_ENDS] == "true"
@@ -195,20 +203,17 @@ impl Watch {
 
     fn list(&mut self, object: Value, listed: &mut Listed) {
         if let Some(Decoded { key, object, problems }) = self.decode(object) {
-            let name = key.to_string();
-            self.report.object(&name, &problems);
-            if !problems.is_empty() {
-                listed.with_problems.insert(name);
-            }
-            if let Some(object) = object {
-                listed.objects.push(object);
-            }
+            self.report.object(&key.to_string(), &problems);
+            listed.insert(key, object);
         }
     }
 
-    fn listed(&mut self, mut listed: Listed, version: Option<String>) {
-        self.report.retain(&listed.with_problems);
-        self.report.update(listed.objects.complete(self.kind));
+    fn listed(&mut self, listed: Listed, version: Option<String>) {
+        let present: HashSet<String> = listed.keys().map(ToString::to_string).collect();
+        self.report.retain(|object| present.contains(object));
+        let mut lists = Lists::default();
+        listed.into_values().flatten().for_each(|object| lists.push(object));
+        self.report.update(lists.complete(self.kind));
         self.version = version;
         self.in_step();
     }
@@ -245,12 +250,8 @@ impl Watch {
     }
 }
 
-/// A list that is not complete yet.
-#[derive(Default)]
-struct Listed {
-    objects: Lists,
-    with_problems: BTreeSet<String>,
-}
+/// A list that is not complete yet. A server that streams it may change its mind about an object meanwhile.
+type Listed = BTreeMap<Key, Option<Object>>;
 
 #[derive(Deserialize)]
 struct Event {
