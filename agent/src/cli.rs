@@ -6,6 +6,7 @@ mod cleanup;
 mod host;
 mod lb;
 mod list;
+mod packets;
 mod selector;
 mod status;
 mod svc;

@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    datapath::Limits,
+    datapath::{Limits, load::PacketSwitches},
     model::ServiceName,
     plan::{group::PlanOptions, node_ports::NodePortAddresses},
 };
@@ -25,8 +25,6 @@ pub struct AgentOptions {
     pub paths: HostPaths,
     /// Root of the cgroup v2 tree whose sockets are translated; `None` = found from the mounts.
     pub cgroup_root: Option<PathBuf>,
-    /// Network devices of the packet path; empty = chosen by the agent.
-    pub devices: Vec<String>,
     /// Address of `/healthz`, `/livez` and `/readyz`; `None` = not served.
     pub healthz_bind_address: Option<SocketAddr>,
     /// Address of `/metrics`; `None` = not served.
@@ -48,6 +46,36 @@ pub struct AgentOptions {
     pub bind_protection: bool,
     /// TCP connections to a removed backend are closed, not only UDP sockets.
     pub close_tcp: bool,
+    /// The packet path.
+    pub packets: PacketOptions,
+}
+
+/// The packet path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacketOptions {
+    /// Whether there is one.
+    pub enabled: bool,
+    /// Devices that clients outside the node come through; empty = chosen by what they are.
+    pub devices: Vec<String>,
+    /// Packets of this node's workloads are translated too.
+    pub from_pods: bool,
+    /// What the programs must know.
+    pub switches: PacketSwitches,
+    /// Which sources are pods.
+    pub detection: PodDetection,
+}
+
+/// Which sources are pods (`semantics.md` 6.3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodDetection {
+    /// Those in the pod CIDRs of all Nodes.
+    AllNodes,
+    /// Those in the pod CIDRs of this Node (DL-2).
+    ThisNode,
+    /// Those in these networks (DL-1).
+    Within(BTreeSet<IpNet>),
+    /// None (DL-5).
+    Never,
 }
 
 /// Where objects come from.

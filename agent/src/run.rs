@@ -3,9 +3,16 @@
 //! The engine lives in a thread of its own and is the only writer; sources, the API socket and netlink run on the
 //! main thread and reach it through channels. Every wake-up is one arm of one `select!`.
 
-use std::{collections::BTreeMap, net::IpAddr, thread, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    net::IpAddr,
+    thread,
+    time::Duration,
+};
 
 use anyhow::Context as _;
+use ipnet::IpNet;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
@@ -15,14 +22,15 @@ use tokio::{
 use crate::{
     api::{self, ApiHandle, Request},
     datapath::{
-        Datapath, Removed, addresses, attach, discard,
+        Datapath, Removed, addresses, attach, devices, discard,
         kernel::Kernel,
-        load::{self, Features, Switches},
+        load::{self, Features, Loaded, Switches},
+        packets::{self, Packets},
         pins::Pins,
         sockets::Closer,
     },
     engine::{Engine, EngineOptions, StatusInput},
-    options::{AgentOptions, SourceOptions},
+    options::{AgentOptions, PacketOptions, PodDetection, SourceOptions},
     preflight::{Ready, preflight},
     reconcile::Reconciler,
     source::{self, SourceEvent, SourceState, convert::ConvertOptions},
@@ -63,12 +71,21 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         bind_protection: options.bind_protection,
         service_cidrs: !options.service_cidrs.is_empty(),
         track_tcp: options.close_tcp,
+        packets: options.packets.switches,
     };
     let mut loaded = load::load(&pins, &options.limits, switches, features)?;
     Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
     let reconciler = Reconciler::adopt(Kernel::open(&pins)?)?;
     attach::attach(&mut loaded.ebpf, &host.cgroup_root, &pins, options.bind_protection)?;
-    for warning in host.warnings.iter().chain(&loaded.warnings) {
+    let mut warnings = mem::take(&mut loaded.warnings);
+    let pod_ranges = match start_packets(loaded, &pins, &options.packets).await {
+        Ok(tell) => tell,
+        Err(error) => {
+            warnings.push(format!("no packet path, clients outside this node are not served: {error:#}"));
+            watch::channel(BTreeSet::new()).0
+        }
+    };
+    for warning in host.warnings.iter().chain(&warnings) {
         tracing::warn!("{warning}");
     }
 
@@ -97,7 +114,9 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         bump,
         source: SourceState::default(),
         problems: BTreeMap::new(),
-        warnings: loaded.warnings,
+        warnings,
+        pod_ranges,
+        detection: options.packets.detection.clone(),
         closer: start_closer(Closer::open(&pins, options.close_tcp)?)?,
         features: feature_views(features),
     };
@@ -123,6 +142,24 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     }
     tracing::info!("sheave ends; the kernel goes on forwarding");
     Ok(())
+}
+
+/// Starts what keeps the packet programs on every device.
+async fn start_packets(
+    loaded: Loaded,
+    pins: &Pins,
+    options: &PacketOptions,
+) -> anyhow::Result<watch::Sender<BTreeSet<IpNet>>> {
+    let (tell, told) = watch::channel(BTreeSet::new());
+    if options.enabled {
+        let mut packets = Packets::open(loaded, pins, options.devices.clone(), options.from_pods)?;
+        let devices = devices::follow().await.context("cannot follow this host's network devices")?;
+        packets.set_devices(&devices.borrow());
+        tokio::spawn(packets::follow(packets, devices, told));
+    } else {
+        packets::detach(pins)?;
+    }
+    Ok(tell)
 }
 
 /// Closing sockets takes a look into every network namespace: not in the engine's thread.
@@ -172,6 +209,9 @@ struct Core<D> {
     warnings: Vec<String>,
     closer: std::sync::mpsc::Sender<Vec<Removed>>,
     features: Vec<FeatureView>,
+    /// The packet path is told whose addresses are pods'.
+    pod_ranges: watch::Sender<BTreeSet<IpNet>>,
+    detection: PodDetection,
 }
 
 impl<D: Datapath + Counters> Core<D> {
@@ -233,6 +273,12 @@ impl<D: Datapath + Counters> Core<D> {
             if !removed.is_empty() {
                 drop(self.closer.send(removed)); // the closer ends only when this loop does
             }
+            let ranges = self.engine.pod_ranges(&self.detection);
+            self.pod_ranges.send_if_modified(|old| {
+                let changed = *old != ranges;
+                *old = ranges;
+                changed
+            });
             self.bump.send_modify(|version| *version += 1);
         }
     }
@@ -291,7 +337,7 @@ impl Counters for Kernel {
 }
 
 fn feature_views(features: Features) -> Vec<FeatureView> {
-    let Features { set_retval, host_netns, discard } = features;
+    let Features { set_retval, host_netns, discard, csum_ipv6: _ } = features;
     let feature = |name: &str, available: bool, consequence: &str| FeatureView {
         name: name.to_owned(),
         available,

@@ -45,6 +45,32 @@ counters! {
     AffinityFull = 10, "affinity_full";
     /// An address of a service CIDR was dialled that no Service has.
     SocketUnknownAddress = 11, "socket_unknown_address";
+    /// A flow of packets was sent to a backend.
+    PacketForward = 16, "packet_forward";
+    /// A packet was refused: no endpoint anywhere.
+    PacketReject = 17, "packet_reject";
+    /// A packet met a Local policy without local endpoint: dropped.
+    PacketDrop = 18, "packet_drop";
+    /// A packet from a client outside loadBalancerSourceRanges: dropped.
+    PacketSourceRange = 19, "packet_source_range";
+    /// A packet to an unknown port of a ClusterIP was refused.
+    PacketUnknownPort = 20, "packet_unknown_port";
+    /// The word, slot or backend behind a frontend was missing: a defect, left untranslated.
+    PacketBroken = 21, "packet_broken";
+    /// No free port to hide a client behind: dropped. Widen --snat-ports.
+    SnatExhausted = 22, "snat_exhausted";
+    /// The leaving device has no address to hide a client behind: dropped.
+    SnatNoAddress = 23, "snat_no_address";
+    /// The flow table refused an entry: dropped.
+    ConntrackFull = 24, "conntrack_full";
+    /// A packet that could not be rewritten: dropped.
+    PacketMalformed = 25, "packet_malformed";
+    /// SCTP to a target port that is not the Service's port, or whose port was taken: dropped.
+    PacketSctpPort = 26, "packet_sctp_port";
+    /// A fragment whose first one was not seen: dropped.
+    FragmentLost = 27, "fragment_lost";
+    /// A client and port that already talk to the chosen backend through another address: dropped.
+    PacketClash = 28, "packet_clash";
 }
 
 /// Size of the array: room to grow without a new ABI.

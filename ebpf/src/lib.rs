@@ -9,7 +9,9 @@ mod pod;
 pub mod addr;
 pub mod affinity;
 pub mod backend;
+pub mod conntrack;
 pub mod counter;
+pub mod device;
 pub mod frontend;
 pub mod names;
 pub mod service;
@@ -27,6 +29,10 @@ pub mod proto {
     pub const UDP: u8 = 17;
     /// SCTP.
     pub const SCTP: u8 = 132;
+    /// ICMP.
+    pub const ICMP: u8 = 1;
+    /// ICMPv6.
+    pub const ICMPV6: u8 = 58;
 }
 
 /// Names of every map. The pin of a map is its name in lower case.
@@ -60,8 +66,17 @@ pub mod maps {
     /// Per-CPU array of u64: [`Counter`](crate::counter::Counter) → count.
     pub const COUNTERS: &str = "COUNTERS";
 
+    /// LRU hash: [`Tuple`](crate::conntrack::Tuple) → [`Flow`](crate::conntrack::Flow).
+    pub const CONNTRACK: &str = "CONNTRACK";
+    /// Hash: interface index → [`Device`](crate::device::Device).
+    pub const DEVICES: &str = "DEVICES";
+    /// Hash: [`Addr`](crate::addr::Addr) → [`ADDRESS_OWN`](crate::device::ADDRESS_OWN).
+    pub const NODE_ADDRESSES: &str = "NODE_ADDRESSES";
+    /// LPM trie: [`Addr`](crate::addr::Addr) → [`RANGE_PODS`](crate::device::RANGE_PODS).
+    pub const POD_RANGES: &str = "POD_RANGES";
+
     /// Every map there is.
-    pub const ALL: [&str; 14] = [
+    pub const ALL: [&str; 18] = [
         FRONTENDS,
         SERVICES,
         TABLES,
@@ -76,6 +91,10 @@ pub mod maps {
         NAMES,
         META,
         COUNTERS,
+        CONNTRACK,
+        DEVICES,
+        NODE_ADDRESSES,
+        POD_RANGES,
     ];
 }
 
@@ -85,6 +104,11 @@ pub mod meta {
     pub const BACKEND_HIGH_WATER: u32 = 0;
     /// Boot-time seconds at which the agent last finished a reconcile; 0 = never.
     pub const LAST_RECONCILE: u32 = 1;
+    /// Boot-time seconds at which a program last made a flow whose client is hidden; 0 = there is none. While 0, no
+    /// packet to this node can be a reply of ours.
+    pub const MASQUERADED_FLOWS: u32 = 2;
+    /// Boot-time seconds at which a program last made a flow whose replies reach egress unmarked; 0 = there is none.
+    pub const PLAIN_FLOWS: u32 = 3;
     /// Size of the array.
     pub const SIZE: u32 = 8;
 }
@@ -108,6 +132,22 @@ pub mod globals {
     pub const HAS_SERVICE_CIDRS: &str = "HAS_SERVICE_CIDRS";
     /// u32: 1 = connected TCP sockets are entered in `PEERS` too, so that the agent can close them.
     pub const TRACK_TCP: &str = "TRACK_TCP";
+    /// u32: the first of two neighbouring bits of the packet mark that are ours, as a mask (1 << n).
+    pub const MARK: &str = "MARK";
+    /// u32: lowest port that hides a client, host order.
+    pub const SNAT_FIRST: &str = "SNAT_FIRST";
+    /// u32: how many ports from there on hide clients.
+    pub const SNAT_COUNT: &str = "SNAT_COUNT";
+    /// u32: 1 = every client of a ClusterIP is hidden (`semantics.md` 6.2 step 4).
+    pub const MASQUERADE_ALL: &str = "MASQUERADE_ALL";
+    /// u32: 1 = `POD_RANGES` says who is a pod; 0 = nobody is, and clients of a ClusterIP are not hidden (DL-5).
+    pub const DETECT_PODS: &str = "DETECT_PODS";
+    /// u32: 1 = a client from outside is not hidden from a backend on this node, whatever the policy.
+    pub const KEEP_CLIENT: &str = "KEEP_CLIENT";
+    /// u32: 1 where the kernel knows BPF_F_IPV6 (6.16): IPv6 addresses are replaced under CHECKSUM_COMPLETE too.
+    pub const CSUM_IPV6: &str = "CSUM_IPV6";
+    /// u32: bytes before the network header: 14 on Ethernet, 0 on devices without a link layer.
+    pub const LINK_HEADER: &str = "LINK_HEADER";
 }
 
 /// Where connections go that must meet silence. The agent routes both addresses into a device that drops.

@@ -109,6 +109,8 @@ pub const FLAG_SOURCE_RANGES: u32 = 1;
 pub const FLAG_HOST_ALLOWED: u32 = 1 << 1;
 /// Pods of this node are within the source ranges: the node's pod CIDRs are.
 pub const FLAG_PODS_ALLOWED: u32 = 1 << 2;
+/// externalTrafficPolicy is Local: clients from outside are not hidden from the backend (`semantics.md` 6.2 step 4).
+pub const FLAG_EXTERNAL_LOCAL: u32 = 1 << 3;
 
 /// A service's configuration in one word: affinity timeout in seconds (bits 63–32), flags (31–8), algorithm (7–0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]

@@ -14,7 +14,7 @@ use clap::{
 };
 use ipnet::IpNet;
 
-use super::host::HostArgs;
+use super::{host::HostArgs, packets::PacketArgs};
 use crate::{
     datapath::Limits,
     logging::{self, LogFormat},
@@ -67,9 +67,6 @@ pub struct AgentArgs {
     /// Root of the cgroup v2 tree whose sockets are translated [default: found in /proc/self/mountinfo]
     #[arg(long, value_name = "DIR", env = "SHEAVE_CGROUP_ROOT", help_heading = "Host")]
     cgroup_root: Option<PathBuf>,
-    /// Network devices that clients outside the node come through [default: chosen by the agent]
-    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = "Host")]
-    devices: Vec<String>,
     /// Where to serve /healthz, /livez and /readyz; "" = nowhere
     #[arg(long, value_name = "ADDRESS[:PORT]", default_value = "0.0.0.0:10256", help_heading = "Host")]
     healthz_bind_address: String,
@@ -120,6 +117,8 @@ pub struct AgentArgs {
     close_tcp: bool,
 
     #[command(flatten)]
+    packets: PacketArgs,
+    #[command(flatten)]
     limits: LimitArgs,
 
     /// How log lines look
@@ -154,6 +153,9 @@ struct LimitArgs {
     /// Networks of all loadBalancerSourceRanges together
     #[arg(long, value_name = "N", default_value_t = Limits::default().source_ranges, value_parser = limit())]
     max_source_ranges: u32,
+    /// Entries of flows through the packet path: two a flow, or four when its client is hidden
+    #[arg(long, value_name = "N", default_value_t = Limits::default().conntrack, value_parser = limit())]
+    max_conntrack: u32,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -196,7 +198,6 @@ impl AgentArgs {
             node_name: node_name(self.node_name)?,
             paths: self.host.paths(),
             cgroup_root: self.cgroup_root,
-            devices: self.devices,
             healthz_bind_address: bind_address("--healthz-bind-address", &self.healthz_bind_address, 10256)?,
             metrics_bind_address: bind_address("--metrics-bind-address", &self.metrics_bind_address, 10249)?,
             limits: self.limits.into(),
@@ -213,6 +214,7 @@ impl AgentArgs {
             host_sockets_only: self.host_sockets_only,
             bind_protection: self.bind_protection,
             close_tcp: self.close_tcp,
+            packets: self.packets.into(),
         })
     }
 }
@@ -226,6 +228,7 @@ impl From<LimitArgs> for Limits {
             affinity: args.max_affinity,
             peers: args.max_peers,
             source_ranges: args.max_source_ranges,
+            conntrack: args.max_conntrack,
         }
     }
 }

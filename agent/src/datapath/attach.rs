@@ -78,7 +78,8 @@ fn attach_one(ebpf: &mut Ebpf, name: &str, cgroup: &fs::File, pin: &Path) -> Res
     link.pin(pin).map(drop).map_err(|e| Error::Incompatible(format!("cannot pin the link of {name}: {}", flatten(&e))))
 }
 
-fn remove_pin(pin: &Path) -> Result<()> {
+/// A missing pin is already removed.
+pub(super) fn remove_pin(pin: &Path) -> Result<()> {
     match fs::remove_file(pin) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
             Err(Error::kernel(format!("removing the pin {}", pin.display()), e))

@@ -66,6 +66,7 @@ impl Kernel {
             affinity: size(&affinity),
             peers: size(&open(maps::PEERS)?),
             source_ranges: size(&source_ranges),
+            conntrack: size(&open(maps::CONNTRACK)?),
         };
         Ok(Self {
             limits,
@@ -135,7 +136,7 @@ pub(super) fn flatten(error: &dyn std::error::Error) -> String {
 }
 
 /// A map error as ours. A full hash says E2BIG, a full trie ENOSPC.
-fn failed(error: MapError, map: &'static str, capacity: u32, flag: &'static str) -> Error {
+pub(super) fn failed(error: MapError, map: &'static str, capacity: u32, flag: &'static str) -> Error {
     match error {
         MapError::SyscallError(SyscallError { io_error, .. })
             if matches!(io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) =>
@@ -148,7 +149,7 @@ fn failed(error: MapError, map: &'static str, capacity: u32, flag: &'static str)
 }
 
 /// A missing key is already removed.
-fn removed(result: std::result::Result<(), MapError>, map: &'static str) -> Result<()> {
+pub(super) fn removed(result: std::result::Result<(), MapError>, map: &'static str) -> Result<()> {
     match result {
         Err(MapError::SyscallError(SyscallError { io_error, .. })) if io_error.kind() == io::ErrorKind::NotFound => {
             Ok(())

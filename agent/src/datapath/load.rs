@@ -12,7 +12,9 @@ use sheave_ebpf::{
     addr::Addr,
     affinity::AffinityKey,
     backend::Backend,
+    conntrack::{Flow, Tuple},
     counter,
+    device::Device,
     frontend::{Frontend, FrontendKey},
     globals, maps, meta,
     names::ServiceName,
@@ -21,7 +23,7 @@ use sheave_ebpf::{
     source_range::SourceRange,
 };
 
-use super::{Error, Limits, Result, kernel::flatten, netns, pins::Pins};
+use super::{Error, Limits, Result, kernel::flatten, netns, pins::Pins, probe::KernelVersion};
 use crate::OBJECT;
 
 /// What the operator chose that the programs must know when they are loaded.
@@ -37,6 +39,35 @@ pub struct Switches {
     pub service_cidrs: bool,
     /// TCP connections of removed backends are closed too.
     pub track_tcp: bool,
+    /// The packet path's.
+    pub packets: PacketSwitches,
+}
+
+/// What the operator chose that the packet programs must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketSwitches {
+    /// The first of two neighbouring bits of the packet mark that are ours.
+    pub mark_bit: u8,
+    /// First and last port that hide clients.
+    pub snat_ports: (u16, u16),
+    /// Every client of a ClusterIP is hidden.
+    pub masquerade_all: bool,
+    /// `POD_RANGES` says who is a pod.
+    pub detect_pods: bool,
+    /// A client from outside is not hidden from a backend on this node.
+    pub keep_client: bool,
+}
+
+impl Default for PacketSwitches {
+    fn default() -> Self {
+        Self {
+            mark_bit: 11,
+            snat_ports: (10_000, 29_999),
+            masquerade_all: false,
+            detect_pods: true,
+            keep_client: false,
+        }
+    }
 }
 
 /// What this kernel can do of what is optional.
@@ -49,6 +80,8 @@ pub struct Features {
     pub host_netns: u64,
     /// The discard route is in place.
     pub discard: bool,
+    /// `BPF_F_IPV6`, Linux 6.16.
+    pub csum_ipv6: bool,
 }
 
 impl Features {
@@ -60,12 +93,17 @@ impl Features {
                 .unwrap_or(false),
             host_netns: netns::cookie().unwrap_or(0),
             discard,
+            csum_ipv6: KernelVersion::running().is_some_and(|version| version >= KernelVersion(6, 16)),
         }
     }
 }
 
 /// A cluster has one or two service CIDRs; more than a handful is a mistake.
 const MAX_SERVICE_CIDRS: u32 = 1024;
+/// Network devices of a node, and its addresses.
+const MAX_DEVICES: u32 = 4096;
+/// Pod CIDRs: one or two for each node of a large cluster.
+const MAX_POD_RANGES: u32 = 16_384;
 
 /// A map as this build makes it.
 struct Shape {
@@ -79,7 +117,7 @@ struct Shape {
 fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
     let shape = |name, kind, key, value, entries| Shape { name, kind, key, value, entries };
     let array = |name, value, entries| Shape { name, kind: MapType::Array, key: 4, value, entries };
-    let Limits { frontends, backends, slots, affinity, peers, source_ranges } = *limits;
+    let Limits { frontends, backends, slots, affinity, peers, source_ranges, conntrack } = *limits;
     [
         // Twice: an address has an entry for its unknown ports too, which shall not cost a Service its place.
         shape(
@@ -102,6 +140,10 @@ fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
         shape(maps::NAMES, MapType::Hash, 4, size_of::<ServiceName>(), frontends),
         array(maps::META, 8, meta::SIZE),
         shape(maps::COUNTERS, MapType::PerCpuArray, 4, 8, counter::SIZE),
+        shape(maps::CONNTRACK, MapType::LruHash, size_of::<Tuple>(), size_of::<Flow>(), conntrack),
+        shape(maps::DEVICES, MapType::Hash, 4, size_of::<Device>(), MAX_DEVICES),
+        shape(maps::NODE_ADDRESSES, MapType::Hash, size_of::<Addr>(), 4, MAX_DEVICES),
+        shape(maps::POD_RANGES, MapType::LpmTrie, 4 + size_of::<Addr>(), 4, MAX_POD_RANGES),
     ]
 }
 
@@ -143,6 +185,7 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         loader.map_pin_path(shape.name, pin);
     }
     let flag = u32::from;
+    let (first_port, last_port) = switches.packets.snat_ports;
     let constants = [
         (globals::SET_RETVAL, flag(features.set_retval)),
         (globals::HOST_ONLY, flag(switches.host_only)),
@@ -151,6 +194,13 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         (globals::DISCARD, flag(features.discard)),
         (globals::HAS_SERVICE_CIDRS, flag(switches.service_cidrs)),
         (globals::TRACK_TCP, flag(switches.track_tcp)),
+        (globals::MARK, 1 << switches.packets.mark_bit),
+        (globals::SNAT_FIRST, first_port.into()),
+        (globals::SNAT_COUNT, u32::from(last_port.saturating_sub(first_port)) + 1),
+        (globals::MASQUERADE_ALL, flag(switches.packets.masquerade_all)),
+        (globals::DETECT_PODS, flag(switches.packets.detect_pods)),
+        (globals::KEEP_CLIENT, flag(switches.packets.keep_client)),
+        (globals::CSUM_IPV6, flag(features.csum_ipv6)),
     ];
     for (name, value) in &constants {
         loader.override_global(name, value, true);

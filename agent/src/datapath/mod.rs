@@ -5,15 +5,18 @@
 
 pub mod addresses;
 pub mod attach;
+pub mod devices;
 pub mod discard;
 pub mod fake;
 pub mod kernel;
 pub mod link;
 pub mod load;
 pub mod netns;
+pub mod packets;
 pub mod pins;
 pub mod probe;
 pub mod sockets;
+pub mod tc;
 pub mod words;
 
 use std::{collections::BTreeSet, io};
@@ -82,6 +85,8 @@ pub struct Limits {
     pub peers: u32,
     /// `SOURCE_RANGES`.
     pub source_ranges: u32,
+    /// `CONNTRACK`: a flow has two entries, or four when its client is hidden.
+    pub conntrack: u32,
 }
 
 impl Default for Limits {
@@ -93,6 +98,7 @@ impl Default for Limits {
             affinity: 65_536,
             peers: 65_536,
             source_ranges: 65_536,
+            conntrack: 262_144,
         }
     }
 }
@@ -194,6 +200,7 @@ pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadTables>> {
 /// When something could not be removed.
 pub fn cleanup(paths: &HostPaths, dry_run: bool) -> anyhow::Result<Vec<String>> {
     let mut removed = attach::cleanup(&pins::Pins::below(&paths.bpffs), dry_run)?;
+    removed.extend(tc::remove_filters(dry_run));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if runtime.block_on(discard::remove(dry_run))? {
         removed.push(format!("device {}", discard::DEVICE));

@@ -44,6 +44,18 @@ impl Pins {
     pub fn link(&self, program: &str) -> PathBuf {
         self.links().join(program)
     }
+
+    /// Pin of a device's link; `direction` is `in` or `out`.
+    #[must_use]
+    pub fn device_link(&self, index: u32, direction: &str) -> PathBuf {
+        self.links().join(format!("tc_{index}_{direction}"))
+    }
+
+    /// The device that a pin of that name belongs to.
+    #[must_use]
+    pub fn device_of(name: &str) -> Option<u32> {
+        name.strip_prefix("tc_")?.split_once('_')?.0.parse().ok()
+    }
 }
 
 #[cfg(test)]
@@ -54,9 +66,11 @@ mod tests {
     #[test]
     fn no_pin_has_a_dot() {
         let pins = Pins::below(Path::new("/sys/fs/bpf"));
-        for path in [pins.map("FRONTENDS"), pins.link("connect4")] {
+        for path in [pins.map("FRONTENDS"), pins.link("connect4"), pins.device_link(7, "in")] {
             assert!(!path.to_string_lossy().contains('.'), "{path:?}");
         }
+        assert_eq!(Pins::device_of("tc_17_out"), Some(17));
+        assert_eq!(Pins::device_of("connect4"), None);
         assert_eq!(pins.map("SOURCE_RANGES"), Path::new("/sys/fs/bpf/sheave/v1/maps/source_ranges"));
     }
 }

@@ -25,6 +25,12 @@ impl KernelVersion {
         let mut numbers = release.split(|c: char| !c.is_ascii_digit());
         Some(Self(numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
     }
+
+    /// That of the running kernel.
+    #[must_use]
+    pub fn running() -> Option<Self> {
+        Self::parse(&fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
+    }
 }
 
 /// One line of `/proc/self/mountinfo`.

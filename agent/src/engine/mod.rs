@@ -9,11 +9,13 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
 use sheave_ebpf::frontend::FrontendKey;
 
 use crate::{
     datapath::{Datapath, Removed},
     model::{Changes, ServiceName, State, Update},
+    options::PodDetection,
     plan::{
         group::{self, GroupKey, NodeContext, PlanOptions},
         node_ports::NodePortAddresses,
@@ -141,6 +143,17 @@ impl<D: Datapath> Engine<D> {
     /// Backends that left their service since the last call.
     pub fn take_removed(&mut self) -> Vec<Removed> {
         self.reconciler.take_removed()
+    }
+
+    /// Networks whose addresses are pods'.
+    #[must_use]
+    pub fn pod_ranges(&self, detection: &PodDetection) -> BTreeSet<IpNet> {
+        match detection {
+            PodDetection::AllNodes => self.state.nodes().flat_map(|node| node.pod_cidrs.iter().copied()).collect(),
+            PodDetection::ThisNode => self.context.pod_cidrs.iter().copied().collect(),
+            PodDetection::Within(networks) => networks.clone(),
+            PodDetection::Never => BTreeSet::new(),
+        }
     }
 
     /// The tables, for tests that stir them.

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use sheave_ebpf::{
     addr::Addr,
     frontend::FrontendKey,
-    service::{Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES},
+    service::{Config, FLAG_EXTERNAL_LOCAL, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES},
 };
 
 use super::{frontends, maglev, run};
@@ -251,7 +251,7 @@ impl Group<'_> {
     }
 
     fn config(&self, source_ranges: &[IpNet]) -> Config {
-        let mut flags = 0;
+        let mut flags = if self.service.external_local { FLAG_EXTERNAL_LOCAL } else { 0 };
         if !source_ranges.is_empty() {
             flags |= FLAG_SOURCE_RANGES;
             // FLOW-4: a range with an address of the node admits the node, and the VIP that it may carry.

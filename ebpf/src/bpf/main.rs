@@ -5,15 +5,20 @@
 #![expect(clippy::needless_pass_by_value, reason = "the macros of aya-ebpf hand the context over by value")]
 
 use aya_ebpf::{
-    macros::{cgroup_sock, cgroup_sock_addr},
-    programs::{SockAddrContext, SockContext},
+    macros::{cgroup_sock, cgroup_sock_addr, classifier},
+    programs::{SockAddrContext, SockContext, TcContext},
 };
 
 mod atomic;
 mod bind;
+mod conntrack;
 mod count;
 mod maps;
+mod nat;
+mod packet;
+mod refuse;
 mod select;
+mod skb;
 mod sock_addr;
 mod socket_lb;
 
@@ -83,6 +88,30 @@ fn post_bind4(ctx: SockContext) -> i32 {
 #[cgroup_sock(post_bind6)]
 fn post_bind6(ctx: SockContext) -> i32 {
     bind::post_bind6(&ctx)
+}
+
+/// Packets arrive on a device that clients outside this node come through.
+#[classifier]
+fn tc_ingress(ctx: TcContext) -> i32 {
+    packet::ingress(ctx.skb.skb)
+}
+
+/// Packets leave through such a device.
+#[classifier]
+fn tc_egress(ctx: TcContext) -> i32 {
+    packet::egress(ctx.skb.skb, true)
+}
+
+/// Packets arrive from a workload of this node whose sockets the socket path serves.
+#[classifier]
+fn tc_pod_ingress(ctx: TcContext) -> i32 {
+    packet::ingress_from_workload(ctx.skb.skb)
+}
+
+/// Packets leave towards such a workload.
+#[classifier]
+fn tc_pod_egress(ctx: TcContext) -> i32 {
+    packet::egress(ctx.skb.skb, false)
 }
 
 #[panic_handler]

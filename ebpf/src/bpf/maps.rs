@@ -15,7 +15,9 @@ use sheave_ebpf::{
     addr::Addr,
     affinity::AffinityKey,
     backend::Backend,
+    conntrack::{Flow, Tuple},
     counter,
+    device::{self, Device},
     frontend::{Frontend, FrontendKey},
     meta,
     names::ServiceName,
@@ -55,11 +57,18 @@ static SERVICE_CIDRS: LpmTrie<Addr, u32, 1024> = LpmTrie::new();
 /// No program reads it; it is here so that the loader creates and pins it with the others.
 #[btf_map]
 static NAMES: HashMap<u32, ServiceName, FRONTEND_COUNT, ON_DEMAND> = HashMap::new();
-/// No program reads it.
 #[btf_map]
 static META: Array<u64, { meta::SIZE as usize }, MMAPABLE> = Array::new();
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, { counter::SIZE as usize }> = PerCpuArray::new();
+#[btf_map]
+static CONNTRACK: LruHashMap<Tuple, Flow, 262_144> = LruHashMap::new();
+#[btf_map]
+static DEVICES: HashMap<u32, Device, 4_096, ON_DEMAND> = HashMap::new();
+#[btf_map]
+static NODE_ADDRESSES: HashMap<Addr, u32, 4_096, ON_DEMAND> = HashMap::new();
+#[btf_map]
+static POD_RANGES: LpmTrie<Addr, u32, 16_384> = LpmTrie::new();
 
 #[unsafe(no_mangle)]
 static SET_RETVAL: Global<u32> = Global::new(0);
@@ -77,6 +86,22 @@ static DISCARD: Global<u32> = Global::new(0);
 static HAS_SERVICE_CIDRS: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TRACK_TCP: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static MARK: Global<u32> = Global::new(0x800);
+#[unsafe(no_mangle)]
+static SNAT_FIRST: Global<u32> = Global::new(10_000);
+#[unsafe(no_mangle)]
+static SNAT_COUNT: Global<u32> = Global::new(20_000);
+#[unsafe(no_mangle)]
+static MASQUERADE_ALL: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static DETECT_PODS: Global<u32> = Global::new(1);
+#[unsafe(no_mangle)]
+static KEEP_CLIENT: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static CSUM_IPV6: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static LINK_HEADER: Global<u32> = Global::new(14);
 
 macro_rules! switches {
     ($($name:ident: $global:ident;)*) => {
@@ -94,6 +119,34 @@ switches! {
     has_discard: DISCARD;
     has_service_cidrs: HAS_SERVICE_CIDRS;
     track_tcp: TRACK_TCP;
+    masquerade_all: MASQUERADE_ALL;
+    detect_pods: DETECT_PODS;
+    keep_client: KEEP_CLIENT;
+    has_csum_ipv6: CSUM_IPV6;
+}
+
+/// Mark of a packet whose client is to be hidden at egress.
+#[inline(always)]
+pub fn masquerade_mark() -> u32 {
+    MARK.load()
+}
+
+/// Mark of a reply whose client was restored at ingress.
+#[inline(always)]
+pub fn reply_mark() -> u32 {
+    MARK.load() << 1
+}
+
+/// First port, and number of ports, that hide clients.
+#[inline(always)]
+pub fn snat_ports() -> (u32, u32) {
+    (SNAT_FIRST.load(), SNAT_COUNT.load())
+}
+
+/// Bytes before the network header.
+#[inline(always)]
+pub fn link_header() -> u32 {
+    LINK_HEADER.load()
 }
 
 /// Cookie of the network namespace that the socket of this context lives in. Needs Linux ≥ 5.7.
@@ -212,4 +265,41 @@ pub fn state_or(ctx: &SockAddrContext, initial: &mut SocketState) -> *mut Socket
 pub fn state_of(sock: *mut bpf_sock) -> *mut SocketState {
     let map = ptr::from_ref(&SOCKETS).cast_mut().cast();
     unsafe { bpf_sk_storage_get(map, sock.cast(), ptr::null_mut(), 0).cast() }
+}
+
+/// Pointer to an entry. Copy the entry at once; `seen` may be written through it, whole.
+#[inline(always)]
+pub fn flow(tuple: &Tuple) -> Option<*mut Flow> {
+    CONNTRACK.get_ptr_mut(tuple)
+}
+
+#[inline(always)]
+pub fn insert_flow(tuple: &Tuple, flow: &Flow, flags: u32) -> Result<(), i32> {
+    CONNTRACK.insert(tuple, flow, flags.into())
+}
+
+#[inline(always)]
+pub fn remove_flow(tuple: &Tuple) {
+    let _missing = CONNTRACK.remove(tuple);
+}
+
+#[inline(always)]
+pub fn device(index: u32) -> Option<Device> {
+    DEVICES.get_ptr(&index).map(|device| unsafe { *device })
+}
+
+#[inline(always)]
+pub fn is_own_address(addr: &Addr) -> bool {
+    NODE_ADDRESSES.get_ptr(addr).is_some()
+}
+
+#[inline(always)]
+pub fn is_pod_address(addr: &Addr) -> bool {
+    POD_RANGES.get(&Key::new(device::FULL_BITS, *addr)).is_some()
+}
+
+/// Pointer to a word of `META`.
+#[inline(always)]
+pub fn meta(index: u32) -> Option<*mut u64> {
+    META.get_ptr_mut(index)
 }

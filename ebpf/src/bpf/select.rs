@@ -18,24 +18,32 @@ pub fn now() -> u32 {
     (unsafe { bpf_ktime_get_ns() } / 1_000_000_000) as u32
 }
 
-/// A backend id for a new connection of `client`.
+/// A backend id for a new connection of `client`. `draw` decides where chance does: a random number, or with Maglev the
+/// hash of what makes a connection go the same way on every node.
 #[inline(always)]
-pub fn backend(word: Word, config: Config, client: &AffinityKey) -> Option<u32> {
+pub fn backend(word: Word, config: Config, client: &AffinityKey, draw: u32) -> Option<u32> {
     if config.affinity_timeout() == 0 {
-        return choose(word, config, client.service);
+        return choose(word, config, client.service, draw);
     }
-    sticky(word, config, client)
+    sticky(word, config, client, draw)
+}
+
+/// A number to draw with.
+#[inline(always)]
+pub fn random() -> u32 {
+    // SAFETY: a plain helper call.
+    unsafe { bpf_get_prandom_u32() }
 }
 
 /// A function of its own: most services have no affinity, and the search would weigh on every program twice.
 #[inline(never)]
-fn sticky(word: Word, config: Config, client: &AffinityKey) -> Option<u32> {
+fn sticky(word: Word, config: Config, client: &AffinityKey, draw: u32) -> Option<u32> {
     let now = now();
     if let Some(id) = remembered(word, config, client, now) {
         return Some(id);
     }
     let known = maps::affinity(client).is_some();
-    let id = choose(word, config, client.service)?;
+    let id = choose(word, config, client.service, draw)?;
     let flags = if known { BPF_ANY } else { BPF_NOEXIST };
     if maps::insert_affinity(client, affinity::word(id, now), flags.into()).is_err() {
         // Another connection of this client was first (A01); its choice holds for both.
@@ -96,30 +104,28 @@ fn is_member(word: Word, id: u32) -> bool {
 
 /// By algorithm. At a socket Maglev is a random choice by weight: the client's port is not known before it connects.
 #[inline(always)]
-fn choose(word: Word, config: Config, service: u32) -> Option<u32> {
+fn choose(word: Word, config: Config, service: u32, draw: u32) -> Option<u32> {
     match config.algorithm() {
         ALGORITHM_ROUND_ROBIN => maps::slot(word.offset() + turn(service, word.length())),
         ALGORITHM_LEAST_CONNECTIONS => {
             // Two different slots: of two backends the idle one is always found.
             let length = word.length();
-            let first = random_below(length);
-            let mut second = first + random_below(length - 1) + 1;
+            let first = below(length, draw);
+            let mut second = first + below(length - 1, random()) + 1;
             if second >= length {
                 second -= length;
             }
             let (a, b) = (maps::slot(word.offset() + first)?, maps::slot(word.offset() + second)?);
             Some(if load(b) < load(a) { b } else { a })
         }
-        _ => maps::slot(word.offset() + random_below(word.length())),
+        _ => maps::slot(word.offset() + below(word.length(), draw)),
     }
 }
 
 /// Multiply and shift: as even as a division, and always below `length`; 0 for a length of 0.
 #[inline(always)]
-fn random_below(length: u32) -> u32 {
-    // SAFETY: a plain helper call.
-    let random = u64::from(unsafe { bpf_get_prandom_u32() });
-    ((random * u64::from(length)) >> 32) as u32
+fn below(length: u32, draw: u32) -> u32 {
+    ((u64::from(draw) * u64::from(length)) >> 32) as u32
 }
 
 /// The next turn. Two CPUs may draw the same number at once; over many connections the counts still agree to that.

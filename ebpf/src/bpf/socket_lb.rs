@@ -52,7 +52,7 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
             GO_ON
         }
         Route::Run { service, word, config, client, scope: _ } => {
-            let chosen = select::backend(word, config, &client);
+            let chosen = select::backend(word, config, &client, select::random());
             let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
                 count::bump(Counter::SocketBroken);
                 return GO_ON;
@@ -91,7 +91,7 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
             let flow = word_index(service, scope);
             let chosen = match kept(state, flow, service) {
                 Some(id) => Some(id),
-                None => select::backend(word, config, &client),
+                None => select::backend(word, config, &client, select::random()),
             };
             let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
                 count::bump(Counter::SocketBroken);

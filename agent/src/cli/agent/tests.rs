@@ -8,7 +8,7 @@ use super::{AgentArgs, bind_address};
 use crate::{
     datapath::Limits,
     model::{Algorithm, ServiceName},
-    options::{AgentOptions, HostPaths, SourceOptions},
+    options::{AgentOptions, HostPaths, PodDetection, SourceOptions},
     plan::{
         group::{ExternalIps, PlanOptions},
         node_ports::NodePortAddresses,
@@ -38,7 +38,7 @@ fn without_flags_the_documented_defaults_hold() {
     assert_eq!(options.node_port_addresses, NodePortAddresses::primary());
     assert_eq!(options.healthz_bind_address, Some(SocketAddr::from(([0, 0, 0, 0], 10256))));
     assert_eq!(options.metrics_bind_address, Some(SocketAddr::from(([127, 0, 0, 1], 10249))));
-    assert_eq!((options.cgroup_root, options.devices.len(), options.skip_services.len()), (None, 0, 0));
+    assert_eq!((options.cgroup_root, options.packets.devices.len(), options.skip_services.len()), (None, 0, 0));
     assert_eq!((options.host_sockets_only, options.bind_protection, options.close_tcp), (false, true, false));
 }
 
@@ -54,7 +54,7 @@ fn every_flag_reaches_its_option() {
         ("--bpffs /b --run-dir /r --cgroup-root /c", |o| {
             o.paths == HostPaths { bpffs: "/b".into(), run_dir: "/r".into() } && o.cgroup_root == Some("/c".into())
         }),
-        ("--devices eth0,eth1 --devices bond0", |o| o.devices == ["eth0", "eth1", "bond0"]),
+        ("--devices eth0,eth1 --devices bond0", |o| o.packets.devices == ["eth0", "eth1", "bond0"]),
         ("--metrics-bind-address=", |o| o.metrics_bind_address.is_none()),
         ("--max-frontends 1 --max-table-slots 3", |o| {
             o.limits == Limits { frontends: 1, slots: 3, ..Limits::default() }
@@ -82,6 +82,20 @@ fn every_flag_reaches_its_option() {
         ("--host-sockets-only", |o| o.host_sockets_only),
         ("--bind-protection=false", |o| !o.bind_protection),
         ("--close-tcp", |o| o.close_tcp),
+        ("--max-conntrack 7", |o| o.limits.conntrack == 7),
+        ("--packet-path=false", |o| !o.packets.enabled),
+        ("--pod-packets", |o| o.packets.from_pods),
+        ("--masquerade-all", |o| o.packets.switches.masquerade_all),
+        ("--preserve-client-ip-for-local-backends", |o| o.packets.switches.keep_client),
+        ("--snat-ports 61000-65535 --mark-bit 3", |o| {
+            o.packets.switches.snat_ports == (61_000, 65_535) && o.packets.switches.mark_bit == 3
+        }),
+        ("--detect-pods none", |o| o.packets.detection == PodDetection::Never && !o.packets.switches.detect_pods),
+        ("--detect-pods node", |o| o.packets.detection == PodDetection::ThisNode && o.packets.switches.detect_pods),
+        (
+            "--cluster-cidr 10.0.0.0/8,2001:db8::/32",
+            |o| matches!(&o.packets.detection, PodDetection::Within(nets) if nets.len() == 2),
+        ),
     ];
     for (flags, holds) in cases {
         let options = options(flags).unwrap_or_else(|e| panic!("{flags}: {e}"));
@@ -97,6 +111,9 @@ fn what_makes_no_sense_is_refused_with_a_hint() {
         ("--api-server ftp://192.0.2.1", "expected a URL such as"),
         ("--maglev-table-size 16384", "prime"),
         ("--max-frontends 0", "1.."),
+        ("--snat-ports 5000-4000", "such as"),
+        ("--snat-ports 0-4000", "such as"),
+        ("--mark-bit 31", "0..=30"),
         ("--max-backends 99999999999", "1.."),
         ("--nodeport-addresses eth0", "--nodeport-addresses"),
         ("--external-ip-cidrs 203.0.113.0", "invalid"),

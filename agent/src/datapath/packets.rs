@@ -1,0 +1,213 @@
+//! The packet path's side of the agent: every device has its programs, and the programs know this node's devices,
+//! addresses and pods.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use aya::{
+    Ebpf, Pod,
+    maps::{HashMap, LpmTrie, Map, MapData, lpm_trie},
+};
+use ipnet::IpNet;
+use sheave_ebpf::{
+    addr::Addr,
+    device::{ADDRESS_OWN, Device as Lent, RANGE_PODS},
+    maps,
+};
+
+use tokio::sync::watch;
+
+use super::{
+    Error, Result,
+    devices::{Device, Role},
+    kernel::{failed, flatten, removed},
+    load::Loaded,
+    pins::Pins,
+    tc::{self, Way},
+};
+
+/// Programs, and the tables that only they read.
+pub struct Packets {
+    ebpf: Ebpf,
+    pins: Pins,
+    /// Devices that clients come through, where the operator names them.
+    named: Vec<String>,
+    /// Workloads are clients like those outside.
+    from_pods: bool,
+    /// What each device has, by index.
+    attached: BTreeMap<u32, (Device, Role)>,
+    devices: HashMap<MapData, u32, Lent>,
+    addresses: HashMap<MapData, Addr, u32>,
+    pods: LpmTrie<MapData, Addr, u32>,
+}
+
+impl Packets {
+    /// Loads the programs; attaches none yet.
+    ///
+    /// # Errors
+    /// When the verifier refuses a program, or a pinned map is not what this build expects.
+    pub fn open(loaded: Loaded, pins: &Pins, named: Vec<String>, from_pods: bool) -> Result<Self> {
+        let Loaded { mut ebpf, warnings: _ } = loaded;
+        tc::load(&mut ebpf)?;
+        let pods = Map::LpmTrie(map(pins, maps::POD_RANGES)?);
+        Ok(Self {
+            ebpf,
+            named,
+            from_pods,
+            attached: BTreeMap::new(),
+            devices: hash(pins, maps::DEVICES)?,
+            addresses: hash(pins, maps::NODE_ADDRESSES)?,
+            pods: pods.try_into().map_err(|e| unexpected(maps::POD_RANGES, &e))?,
+            pins: pins.clone(),
+        })
+    }
+
+    /// Brings the kernel in step with the devices there are. What fails is told and left for the next call.
+    pub fn set_devices(&mut self, devices: &[Device]) {
+        if let Err(error) = self.write_addresses(devices) {
+            tracing::warn!(%error, "cannot tell the packet path this node's addresses");
+        }
+        for device in devices {
+            let Some(role) = self.role(device) else { continue };
+            let has = self.attached.get(&device.index);
+            if has.is_some_and(|(known, had)| known.name == device.name && *had == role) {
+                continue;
+            }
+            match tc::attach(&mut self.ebpf, &self.pins, device, role) {
+                Ok(way) => {
+                    tracing::info!(device = device.name, ?role, by = way_name(way), "the packet path is on a device");
+                    self.attached.insert(device.index, (device.clone(), role));
+                }
+                // Devices vanish while we look at them: the next list will not have it.
+                Err(error) => tracing::warn!(device = device.name, %error, "the packet path is not on a device"),
+            }
+        }
+        let wanted: BTreeSet<u32> = devices.iter().filter(|d| self.role(d).is_some()).map(|d| d.index).collect();
+        self.attached.retain(|index, _| wanted.contains(index));
+        if let Err(error) = tc::prune(&self.pins, &|index| self.attached.contains_key(&index)) {
+            tracing::warn!(%error, "cannot remove the links of devices that are gone");
+        }
+    }
+
+    fn role(&self, device: &Device) -> Option<Role> {
+        let role = device.role(&self.named)?;
+        Some(if self.from_pods { Role::Clients } else { role })
+    }
+
+    /// Sources in these networks are pods.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn set_pod_ranges(&mut self, ranges: &BTreeSet<IpNet>) -> Result<()> {
+        let wanted: BTreeSet<(u32, Addr)> = ranges.iter().map(|net| (prefix(net), net.network().into())).collect();
+        let present: Vec<_> = self.pods.keys().filter_map(std::result::Result::ok).collect();
+        for (bits, addr) in &wanted {
+            let key = lpm_trie::Key::new(*bits, *addr);
+            self.pods.insert(&key, RANGE_PODS, 0).map_err(|e| failed(e, maps::POD_RANGES, 16_384, "--cluster-cidr"))?;
+        }
+        for key in present.into_iter().filter(|key| !wanted.contains(&(key.prefix_len(), key.data()))) {
+            removed(self.pods.remove(&key), maps::POD_RANGES)?;
+        }
+        Ok(())
+    }
+
+    fn write_addresses(&mut self, devices: &[Device]) -> Result<()> {
+        let own = devices.iter().flat_map(|device| &device.addresses);
+        sync(&mut self.addresses, maps::NODE_ADDRESSES, &own.map(|ip| (Addr::from(*ip), ADDRESS_OWN)).collect())?;
+        let lent = devices.iter().map(|device| (device.index, lent(device, devices))).collect();
+        sync(&mut self.devices, maps::DEVICES, &lent)
+    }
+}
+
+/// Takes the programs off every device.
+///
+/// # Errors
+/// When a pin cannot be removed.
+pub fn detach(pins: &Pins) -> Result<()> {
+    tc::remove_filters(false);
+    tc::prune(pins, &|_| false)
+}
+
+/// Keeps the packet path in step until one of the two is told no more.
+pub async fn follow(
+    mut packets: Packets,
+    mut devices: watch::Receiver<Vec<Device>>,
+    mut pods: watch::Receiver<BTreeSet<IpNet>>,
+) {
+    loop {
+        packets.set_devices(&devices.borrow_and_update().clone());
+        if let Err(error) = packets.set_pod_ranges(&pods.borrow_and_update().clone()) {
+            tracing::warn!(%error, "cannot tell the packet path which addresses are pods'");
+        }
+        let more = tokio::select! {
+            more = devices.changed() => more,
+            more = pods.changed() => more,
+        };
+        if more.is_err() {
+            return;
+        }
+    }
+}
+
+/// What a device lends to hidden clients: its own first address, else that of the device with the default route, which
+/// a workload of this node reaches as well.
+fn lent(device: &Device, devices: &[Device]) -> Lent {
+    let uplinks = devices.iter().filter(|device| device.has_default_route);
+    let others = uplinks.chain(devices);
+    let first = |is_wanted: fn(&IpAddr) -> bool| {
+        let mut candidates = std::iter::once(device).chain(others.clone()).flat_map(|device| &device.addresses);
+        candidates.find(|ip| is_wanted(ip)).map_or(Addr { words: [0; 4] }, |ip| Addr::from(*ip))
+    };
+    Lent { v4: first(IpAddr::is_ipv4), v6: first(IpAddr::is_ipv6) }
+}
+
+/// Bits of a network as a prefix of 128.
+fn prefix(net: &IpNet) -> u32 {
+    let bits = u32::from(net.prefix_len());
+    match net {
+        IpNet::V4(_) => 96 + bits,
+        IpNet::V6(_) => bits,
+    }
+}
+
+const fn way_name(way: Way) -> &'static str {
+    match way {
+        Way::Tcx => "tcx",
+        Way::Clsact => "clsact",
+    }
+}
+
+/// Makes a map hold exactly `wanted`; writes what differs.
+fn sync<K: Pod + Ord, V: Pod + PartialEq>(
+    map: &mut HashMap<MapData, K, V>,
+    name: &'static str,
+    wanted: &BTreeMap<K, V>,
+) -> Result<()> {
+    let full = |e| failed(e, name, 4096, "nothing: this node has too many");
+    for (key, value) in wanted {
+        if map.get(key, 0).ok().as_ref() != Some(value) {
+            map.insert(key, value, 0).map_err(full)?;
+        }
+    }
+    let present: Vec<K> = map.keys().filter_map(std::result::Result::ok).collect();
+    for key in present.iter().filter(|key| !wanted.contains_key(key)) {
+        removed(map.remove(key), name)?;
+    }
+    Ok(())
+}
+
+fn map(pins: &Pins, name: &str) -> Result<MapData> {
+    let pin = pins.map(name);
+    MapData::from_pin(&pin)
+        .map_err(|e| Error::Incompatible(format!("cannot open the pinned map {}: {}", pin.display(), flatten(&e))))
+}
+
+fn hash<K: Pod, V: Pod>(pins: &Pins, name: &str) -> Result<HashMap<MapData, K, V>> {
+    HashMap::try_from(Map::HashMap(map(pins, name)?)).map_err(|e| unexpected(name, &e))
+}
+
+fn unexpected(name: &str, error: &dyn std::error::Error) -> Error {
+    Error::Incompatible(format!("map {name}: {}", flatten(error)))
+}

@@ -1,0 +1,207 @@
+//! Attaching the packet programs to a device: by tcx where the kernel has it (Linux 6.6), else as filters of clsact.
+//!
+//! A tcx link is pinned and replaced inside its pin. A filter cannot be pinned; it stays with the device until somebody
+//! removes it, and constants for priority and handle let us find it again.
+
+use std::{fs, io, mem, os::fd::AsFd as _};
+
+use aya::{
+    Ebpf,
+    programs::{
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+        links::FdLink,
+        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
+    },
+    sys::SyscallError,
+};
+
+use super::{
+    Error, Result,
+    attach::remove_pin,
+    devices::{Device, Role},
+    kernel::flatten,
+    link,
+    pins::Pins,
+};
+
+/// Of our filters. Others may have theirs before or after.
+const PRIORITY: u16 = 0x5348;
+const HANDLE: TcHandle = TcHandle::new(0, 0x5348);
+
+/// In which of the two ways this kernel attaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Pinned links.
+    Tcx,
+    /// Filters.
+    Clsact,
+}
+
+const DIRECTIONS: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
+
+const fn program(role: Role, direction: TcAttachType) -> &'static str {
+    match (role, direction) {
+        (Role::Clients, TcAttachType::Egress) => "tc_egress",
+        (Role::Clients, _) => "tc_ingress",
+        (Role::Workloads, TcAttachType::Egress) => "tc_pod_egress",
+        (Role::Workloads, _) => "tc_pod_ingress",
+    }
+}
+
+const fn suffix(direction: TcAttachType) -> &'static str {
+    match direction {
+        TcAttachType::Egress => "out",
+        TcAttachType::Ingress | TcAttachType::Custom(_) => "in",
+    }
+}
+
+/// Loads the packet programs.
+///
+/// # Errors
+/// When the verifier refuses one.
+pub fn load(ebpf: &mut Ebpf) -> Result<()> {
+    for role in [Role::Clients, Role::Workloads] {
+        for direction in DIRECTIONS {
+            let name = program(role, direction);
+            classifier(ebpf, name)?.load().map_err(|e| refused(name, &e))?;
+        }
+    }
+    Ok(())
+}
+
+fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
+    let missing = || Error::Incompatible(format!("the object holds no packet program {name}"));
+    ebpf.program_mut(name).ok_or_else(missing)?.try_into().map_err(|_| missing())
+}
+
+fn refused(name: &str, error: &dyn std::error::Error) -> Error {
+    Error::Incompatible(format!("the kernel refused the program {name}: {}", flatten(error)))
+}
+
+/// Gives a device its programs, egress first: nothing is rewritten on its way in that could not be on its way out.
+/// Says which way it was.
+///
+/// # Errors
+/// When the kernel refuses; the device may have gone meanwhile.
+pub fn attach(ebpf: &mut Ebpf, pins: &Pins, device: &Device, role: Role) -> Result<Way> {
+    let mut way = Way::Tcx;
+    for direction in DIRECTIONS {
+        way = attach_one(ebpf, pins, device, program(role, direction), direction)?;
+    }
+    Ok(way)
+}
+
+fn attach_one(ebpf: &mut Ebpf, pins: &Pins, device: &Device, name: &str, direction: TcAttachType) -> Result<Way> {
+    let on = |e: &dyn std::error::Error| {
+        Error::Incompatible(format!("cannot attach {name} to the device {}: {}", device.name, flatten(e)))
+    };
+    let program = classifier(ebpf, name)?;
+    let pin = pins.device_link(device.index, suffix(direction));
+    match link::replace(&pin, program.fd().map_err(|e| on(&e))?.as_fd()) {
+        Ok(()) => return Ok(Way::Tcx),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        // The device of that number is gone and took the link's effect with it: make a new one.
+        Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => remove_pin(&pin)?,
+        Err(e) => return Err(Error::kernel(format!("replacing the program of {}", pin.display()), e)),
+    }
+    let order = TcAttachOptions::TcxOrder(LinkOrder::default());
+    match program.attach_with_options(&device.name, direction, order) {
+        Ok(id) => {
+            let link = program.take_link(id).map_err(|e| on(&e))?;
+            FdLink::try_from(link).map_err(|e| on(&e))?.pin(&pin).map_err(|e| on(&e))?;
+            Ok(Way::Tcx)
+        }
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
+            if matches!(io_error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) =>
+        {
+            filter(program, device, direction).map_err(|e| on(&e))?;
+            Ok(Way::Clsact)
+        }
+        Err(e) => Err(on(&e)),
+    }
+}
+
+fn filter(
+    program: &mut SchedClassifier,
+    device: &Device,
+    direction: TcAttachType,
+) -> std::result::Result<(), ProgramError> {
+    // Somebody else may have made it: then it is theirs too, and never removed by us.
+    if let Err(e) = tc::qdisc_add_clsact(&device.name)
+        && !matches!(&e, TcError::AlreadyAttached)
+        && !is_file_exists(&e)
+    {
+        return Err(e.into());
+    }
+    let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
+    let id = match program.attach_with_options(&device.name, direction, TcAttachOptions::Netlink(options)) {
+        Ok(id) => id,
+        Err(first) => {
+            // Ours of a former life is there: replace it.
+            let old = SchedClassifierLink::attached(&device.name, direction, PRIORITY, HANDLE, None);
+            match old.map_err(TcError::IoError).map(|old| program.attach_to_link(old)) {
+                Ok(Ok(id)) => id,
+                Ok(Err(_)) | Err(_) => return Err(first),
+            }
+        }
+    };
+    // Dropping it would remove the filter, which shall outlive us.
+    mem::forget(program.take_link(id)?);
+    Ok(())
+}
+
+fn is_file_exists(error: &TcError) -> bool {
+    flatten(error).contains("File exists")
+}
+
+/// Removes the links of devices that are no more, or that `keep` does not want.
+///
+/// # Errors
+/// When a pin cannot be removed.
+pub fn prune(pins: &Pins, keep: &dyn Fn(u32) -> bool) -> Result<()> {
+    let directory = pins.links();
+    let failed = |e| Error::kernel(format!("listing {}", directory.display()), e);
+    for entry in fs::read_dir(&directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let device = path.file_name().and_then(|name| Pins::device_of(&name.to_string_lossy()));
+        if device.is_some_and(|index| !keep(index)) {
+            remove_pin(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes our filters from all devices of this network namespace; says from which. Links go with their pins.
+pub fn remove_filters(dry_run: bool) -> Vec<String> {
+    let mut removed = Vec::new();
+    for (_, name) in nix_interfaces() {
+        for direction in DIRECTIONS {
+            let Ok(link) = SchedClassifierLink::attached(&name, direction, PRIORITY, HANDLE, None) else { continue };
+            if dry_run {
+                mem::forget(link);
+                continue;
+            }
+            if aya::programs::links::Link::detach(link).is_ok() {
+                removed.push(format!("filter {} of device {name}", suffix(direction)));
+            }
+        }
+    }
+    removed
+}
+
+/// Index and name of every device here.
+fn nix_interfaces() -> Vec<(u32, String)> {
+    // SAFETY: the list is ours until it is freed, ends with a null name, and its names are C strings.
+    unsafe {
+        let list = libc::if_nameindex();
+        let mut found = Vec::new();
+        let mut at = list;
+        while !at.is_null() && !(*at).if_name.is_null() {
+            let name = std::ffi::CStr::from_ptr((*at).if_name).to_string_lossy().into_owned();
+            found.push(((*at).if_index, name));
+            at = at.add(1);
+        }
+        libc::if_freenameindex(list);
+        found
+    }
+}

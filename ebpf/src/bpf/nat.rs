@@ -1,0 +1,109 @@
+//! Hiding a client behind this node: which address and port.
+use crate::{
+    conntrack, count, maps, select,
+    skb::{self, DROP, NEXT, Packet, Skb},
+};
+use aya_ebpf::bindings::BPF_NOEXIST;
+use sheave_ebpf::{
+    addr::Addr,
+    conntrack::{Flow, HOOK_INGRESS, ROLE_MASQUERADE, ROLE_RETURN, Tuple, seen},
+    counter::Counter,
+    device::Device,
+    frontend::FrontendKey,
+    proto,
+};
+
+/// Ports tried before the range counts as exhausted. With half of the range taken, 32 failures in a row are as likely
+/// as one in four billion.
+const TRIES: u32 = 32;
+
+/// Whether a port (network order) is one that hides clients.
+#[inline(always)]
+pub fn is_ours(port: u16) -> bool {
+    let (first, count) = maps::snat_ports();
+    u32::from(u16::from_be(port)).wrapping_sub(first) < count
+}
+
+/// The address that a device lends to a packet of a family; `None` when it has none.
+#[inline(always)]
+pub fn address(device: &Device, is_v6: bool) -> Option<Addr> {
+    let addr = if is_v6 { device.v6 } else { device.v4 };
+    let [a, b, _, d] = addr.words;
+    if (a | b | d) == 0 { None } else { Some(addr) }
+}
+
+/// The first packet of a flow whose client is hidden leaves: chooses a port, remembers it, rewrites.
+#[inline(never)]
+pub fn hide(skb: Skb, packet: &Packet) -> i32 {
+    let Some(addr) = maps::device(skb::ifindex(skb)).and_then(|device| address(&device, packet.is_v6)) else {
+        count::bump(Counter::SnatNoAddress);
+        return DROP;
+    };
+    let Some(port) = choose(packet, &addr) else { return DROP };
+    let forward = entry(&addr, port, ROLE_MASQUERADE);
+    if maps::insert_flow(&packet.tuple, &forward, BPF_NOEXIST).is_err() {
+        // Another CPU was faster with the flow's next packet: its choice holds.
+        maps::remove_flow(&back(packet, &addr, port));
+        let Some(theirs) = conntrack::find(&packet.tuple) else {
+            count::bump(Counter::ConntrackFull);
+            return DROP;
+        };
+        return send(skb, packet, &theirs.flow.to, theirs.flow.to_port);
+    }
+    send(skb, packet, &addr, port)
+}
+
+#[inline(always)]
+fn send(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> i32 {
+    if skb::set_source(skb, packet, addr, port).is_none() {
+        count::bump(Counter::PacketMalformed);
+        return DROP;
+    }
+    NEXT
+}
+
+/// A free port, network order, at random; taken when this returns.
+#[inline(always)]
+fn choose(packet: &Packet, addr: &Addr) -> Option<u16> {
+    let (first, count) = maps::snat_ports();
+    let to_client = entry(&packet.tuple.src, packet.tuple.src_port, ROLE_RETURN);
+    if packet.tuple.proto == proto::SCTP {
+        // Its checksum covers the ports and cannot be made good here: the client's own port, or none.
+        let port = packet.tuple.src_port;
+        if maps::insert_flow(&back(packet, addr, port), &to_client, BPF_NOEXIST).is_err() {
+            count::bump(Counter::PacketSctpPort);
+            return None;
+        }
+        return Some(port);
+    }
+    for _ in 0..TRIES {
+        let port = (first + ((u64::from(select::random()) * u64::from(count)) >> 32) as u32) as u16;
+        if try_port(packet, addr, port.to_be(), &to_client) {
+            return Some(port.to_be());
+        }
+    }
+    count::bump(Counter::SnatExhausted);
+    None
+}
+
+/// Takes a port if no flow has it. A frontend's port would make the reply a new connection to that frontend.
+#[inline(never)]
+fn try_port(packet: &Packet, addr: &Addr, port: u16, to_client: &Flow) -> bool {
+    let frontend = FrontendKey { addr: *addr, port, proto: packet.tuple.proto, zero: 0 };
+    if maps::frontend(&frontend).is_some() {
+        return false;
+    }
+    maps::insert_flow(&back(packet, addr, port), to_client, BPF_NOEXIST).is_ok()
+}
+
+/// The reply to the hidden client, as it arrives.
+#[inline(always)]
+fn back(packet: &Packet, addr: &Addr, port: u16) -> Tuple {
+    packet.tuple.from(*addr, port).reversed().at(HOOK_INGRESS)
+}
+
+#[inline(always)]
+fn entry(to: &Addr, to_port: u16, flags: u16) -> Flow {
+    let now = select::now();
+    Flow { to: *to, seen: seen::word(0, now), service: 0, backend: 0, created: now, to_port, flags }
+}

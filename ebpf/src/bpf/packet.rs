@@ -1,0 +1,273 @@
+//! The packet path. Ingress rewrites destinations: a frontend's into a backend's, a hidden client's back into the
+//! client's. Egress rewrites sources: a client's into this node's, a backend's back into the frontend's. Between them
+//! the kernel routes.
+use crate::{
+    conntrack::{self, Entry},
+    count, maps, nat, refuse, select,
+    skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
+};
+use sheave_ebpf::{
+    addr::Addr,
+    affinity::{AffinityKey, CLIENT_ADDRESS},
+    backend::{Backend, FLAG_LOCAL},
+    conntrack::{FLAG_MASQUERADE, Flow, HOOK_EGRESS, HOOK_INGRESS, ROLE_DIAL, ROLE_REPLY, ROLE_RETURN},
+    counter::Counter,
+    frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK},
+    meta, proto,
+    service::{
+        ALGORITHM_MAGLEV, Config, FLAG_EXTERNAL_LOCAL, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP, VERDICT_FORWARD,
+        VERDICT_REJECT, Word,
+    },
+    source_range::SourceRange,
+};
+
+/// What [`dial`] says of a packet that opens a flow.
+const OPENS: i32 = i32::MAX;
+
+/// A packet arrives on a device that clients may be behind.
+#[inline(always)]
+pub fn ingress(skb: Skb) -> i32 {
+    let mut packet = Packet::NONE;
+    if !skb::parse(skb, HOOK_INGRESS, &mut packet) {
+        return NEXT;
+    }
+    if packet.tuple.proto == proto::TCP && packet.tcp & (TCP_SYN | TCP_ACK) != TCP_SYN {
+        return if conntrack::any() { follow(skb, &packet).unwrap_or(NEXT) } else { NEXT };
+    }
+    if packet.tuple.proto != proto::TCP
+        && let Some(verdict) = unhide(skb, &packet)
+    {
+        return verdict;
+    }
+    let mut frontend = Frontend { service: 0, kind: 0 };
+    match dial(skb, &packet, &mut frontend) {
+        OPENS => open(skb, &packet, frontend),
+        verdict => verdict,
+    }
+}
+
+/// A packet arrives from a workload whose sockets we see: it can only be a reply to a client that we hid.
+#[inline(always)]
+pub fn ingress_from_workload(skb: Skb) -> i32 {
+    if !conntrack::are_there(meta::MASQUERADED_FLOWS) {
+        return NEXT;
+    }
+    let mut packet = Packet::NONE;
+    if !skb::parse(skb, HOOK_INGRESS, &mut packet) {
+        return NEXT;
+    }
+    unhide(skb, &packet).unwrap_or(NEXT)
+}
+
+/// A packet leaves. One that ingress did not mark can only be ours where replies of clients that we did not hide leave.
+#[inline(always)]
+pub fn egress(skb: Skb, to_clients: bool) -> i32 {
+    let mark = skb::mark(skb);
+    let ours = mark & (maps::masquerade_mark() | maps::reply_mark());
+    if ours != 0 {
+        skb::set_mark(skb, mark & !ours);
+    } else if !to_clients || !conntrack::are_there(meta::PLAIN_FLOWS) {
+        return NEXT;
+    }
+    let mut packet = Packet::NONE;
+    if !skb::parse(skb, HOOK_EGRESS, &mut packet) {
+        return NEXT;
+    }
+    let Some(entry) = conntrack::find(&packet.tuple) else {
+        return if ours & maps::masquerade_mark() != 0 { nat::hide(skb, &packet) } else { NEXT };
+    };
+    if entry.flow.role() == ROLE_REPLY {
+        entry.touch(&packet);
+    }
+    if skb::set_source(skb, &packet, &entry.flow.to, entry.flow.to_port).is_none() {
+        count::bump(Counter::PacketMalformed);
+        return DROP;
+    }
+    NEXT
+}
+
+/// A packet to one of the ports that hide clients, if it belongs to one.
+#[inline(always)]
+fn unhide(skb: Skb, packet: &Packet) -> Option<i32> {
+    // SCTP keeps the client's port, whatever that is.
+    if !nat::is_ours(packet.tuple.dst_port) && packet.tuple.proto != proto::SCTP {
+        return None;
+    }
+    if !conntrack::are_there(meta::MASQUERADED_FLOWS) {
+        return None;
+    }
+    let entry = conntrack::find(&packet.tuple)?;
+    (entry.flow.role() == ROLE_RETURN).then(|| send(skb, packet, &entry.flow))
+}
+
+/// A packet of a known flow.
+#[inline(always)]
+fn follow(skb: Skb, packet: &Packet) -> Option<i32> {
+    let entry = conntrack::find(&packet.tuple)?;
+    if entry.flow.role() == ROLE_DIAL {
+        entry.touch(packet);
+    }
+    Some(send(skb, packet, &entry.flow))
+}
+
+/// Gives a packet its new destination, and tells egress what is left to do.
+#[inline(never)]
+fn send(skb: Skb, packet: &Packet, flow: &Flow) -> i32 {
+    if skb::set_destination(skb, packet, &flow.to, flow.to_port).is_none() {
+        count::bump(Counter::PacketMalformed);
+        return DROP;
+    }
+    if flow.role() == ROLE_RETURN {
+        skb::set_mark(skb, skb::mark(skb) | maps::reply_mark());
+    } else if flow.flags & FLAG_MASQUERADE != 0 {
+        skb::set_mark(skb, skb::mark(skb) | maps::masquerade_mark());
+    }
+    NEXT
+}
+
+/// A packet that may open a flow: a SYN, or any datagram. A verdict, or [`OPENS`] and what it dials; the caller opens,
+/// so that this one's stack is free again.
+#[inline(never)]
+fn dial(skb: Skb, packet: &Packet, dialled: &mut Frontend) -> i32 {
+    let tuple = &packet.tuple;
+    let key = FrontendKey { addr: tuple.dst, port: tuple.dst_port, proto: tuple.proto, zero: 0 };
+    let Some(frontend) = maps::frontend(&key) else {
+        let unknown = FrontendKey { port: 0, proto: 0, ..key };
+        return match maps::frontend(&unknown) {
+            Some(_) => refuse::because(skb, packet, Counter::PacketUnknownPort),
+            None => NEXT,
+        };
+    };
+    if frontend.kind == KIND_LOOPBACK {
+        return NEXT; // of a martian packet
+    }
+    if let Some(entry) = conntrack::find(tuple)
+        && entry.flow.role() == ROLE_DIAL
+        && conntrack::is_current(tuple, &entry.flow, frontend.service)
+    {
+        return again(skb, packet, &entry);
+    }
+    *dialled = frontend;
+    OPENS
+}
+
+#[inline(always)]
+fn again(skb: Skb, packet: &Packet, entry: &Entry) -> i32 {
+    entry.touch(packet);
+    send(skb, packet, &entry.flow)
+}
+
+/// A new flow to a frontend (`semantics.md` 6.2, 6.4).
+#[inline(never)]
+fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
+    let tuple = &packet.tuple;
+    let config = maps::config(frontend.service);
+    if frontend.kind == KIND_LOAD_BALANCER && config.flags() & FLAG_SOURCE_RANGES != 0 {
+        let range = SourceRange { service: frontend.service.to_be(), addr: tuple.src };
+        if !maps::in_source_ranges(&range) {
+            count::bump(Counter::PacketSourceRange);
+            return DROP; // V-6: before everything else, and silent
+        }
+    }
+    let is_pod = maps::detect_pods() && maps::is_pod_address(&tuple.src);
+    let scope = match frontend.kind {
+        KIND_CLUSTER_IP => Scope::Cluster,
+        _ if is_pod => Scope::Inside,
+        _ => Scope::Outside,
+    };
+    let Some(word) = maps::word(frontend.service, scope) else {
+        count::bump(Counter::PacketBroken);
+        return NEXT;
+    };
+    match word.verdict() {
+        VERDICT_FORWARD => forward(skb, packet, frontend, Choice { word, config, is_pod }),
+        VERDICT_REJECT => refuse::because(skb, packet, Counter::PacketReject),
+        VERDICT_DROP => {
+            count::bump(Counter::PacketDrop);
+            DROP
+        }
+        _ => NEXT, // the word was never written: the service is being removed
+    }
+}
+
+/// What a backend is chosen by.
+struct Choice {
+    word: Word,
+    config: Config,
+    is_pod: bool,
+}
+
+#[inline(always)]
+fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32 {
+    let tuple = &packet.tuple;
+    let client = AffinityKey { service: frontend.service, kind: CLIENT_ADDRESS, client: tuple.src.words };
+    let draw = if choice.config.algorithm() == ALGORITHM_MAGLEV { hash(packet) } else { select::random() };
+    let chosen = select::backend(choice.word, choice.config, &client, draw);
+    let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
+        count::bump(Counter::PacketBroken);
+        return NEXT;
+    };
+    if tuple.proto == proto::SCTP && backend.port != tuple.dst_port {
+        count::bump(Counter::PacketSctpPort);
+        return DROP;
+    }
+    let is_own = maps::is_own_address(&backend.addr);
+    let hidden = is_hidden(&tuple.src, frontend.kind, &choice, backend);
+    let mut flow = conntrack::flow(packet, frontend.service, id, if hidden { FLAG_MASQUERADE } else { 0 });
+    flow.to = backend.addr;
+    flow.to_port = backend.port;
+    if let Err(why) = conntrack::open(packet, &flow) {
+        conntrack::count_refusal(&why);
+        return DROP;
+    }
+    if hidden {
+        conntrack::announce(meta::MASQUERADED_FLOWS);
+    }
+    // A process of this node sees its client in any case: its packets never leave.
+    if !hidden || is_own {
+        conntrack::announce(meta::PLAIN_FLOWS);
+    }
+    count::bump(Counter::PacketForward);
+    send(skb, packet, &flow)
+}
+
+/// Whether the backend shall see this node in place of the client (`semantics.md` 6.2 step 4).
+#[inline(always)]
+fn is_hidden(client: &Addr, kind: u32, choice: &Choice, backend: &Backend) -> bool {
+    let is_local = backend.flags & FLAG_LOCAL != 0;
+    if backend.addr.is(client) {
+        return true; // hairpin
+    }
+    if kind == KIND_CLUSTER_IP {
+        return maps::masquerade_all() || (maps::detect_pods() && !choice.is_pod);
+    }
+    if choice.config.flags() & FLAG_EXTERNAL_LOCAL == 0 {
+        return !(is_local && maps::keep_client());
+    }
+    // DL-1: another node's pod. Its backend would answer it directly, past us.
+    choice.is_pod && !is_local
+}
+
+/// The same for the packets of a flow on every node.
+#[inline(always)]
+fn hash(packet: &Packet) -> u32 {
+    let t = &packet.tuple;
+    let ports = u32::from(t.src_port) << 16 | u32::from(t.dst_port);
+    let mut hash = 0x9e37_79b9_u32 ^ u32::from(t.proto);
+    let words = [
+        t.src.words[0],
+        t.src.words[1],
+        t.src.words[2],
+        t.src.words[3],
+        t.dst.words[0],
+        t.dst.words[1],
+        t.dst.words[2],
+        t.dst.words[3],
+        ports,
+    ];
+    for word in words {
+        hash = (hash ^ u32::from_be(word)).wrapping_mul(0x85eb_ca6b);
+        hash ^= hash >> 15;
+    }
+    hash
+}

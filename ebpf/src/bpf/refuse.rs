@@ -1,0 +1,88 @@
+//! Refusing (`semantics.md` V-1, V-4). TCP gets a RST at once; for the rest the kernel itself says port unreachable.
+use crate::{
+    conntrack, count, maps, nat,
+    skb::{self, DROP, NEXT, Packet, REDIRECT, Skb, TCP_ACK, TCP_RST},
+};
+use aya_ebpf::helpers::{bpf_l3_csum_replace, bpf_redirect};
+use sheave_ebpf::{backend::NO_BACKEND, conntrack::FLAG_REFUSED, counter::Counter, meta, proto};
+
+/// Refuses what `packet` opens.
+#[inline(never)]
+pub fn refuse(skb: Skb, packet: &Packet) -> i32 {
+    match packet.tuple.proto {
+        proto::TCP => reset(skb, packet).unwrap_or(DROP),
+        proto::UDP => lead_astray(skb, packet).unwrap_or(DROP),
+        _ => DROP,
+    }
+}
+
+/// Turns a SYN into the RST that answers it and sends it back the way it came. Nothing moves, so checksums change by
+/// the fields alone, whether they are complete or left to the device. Swapping what is summed changes no sum.
+#[inline(always)]
+fn reset(skb: Skb, packet: &Packet) -> Option<i32> {
+    let [seq, ack]: [u32; 2] = skb::load(skb, packet.l4 + 4)?;
+    let answer = u32::from_be(seq).wrapping_add(1).to_be();
+    let [offset, flags]: [u8; 2] = skb::load(skb, packet.l4 + 12)?;
+    let flags_then = u16::from_ne_bytes([offset, flags]);
+    let flags_now = u16::from_ne_bytes([offset, TCP_RST | TCP_ACK]);
+
+    let checksum = packet.l4 + 16;
+    skb::csum_l4(skb, checksum, seq.into(), 0, 4)?;
+    skb::csum_l4(skb, checksum, ack.into(), answer.into(), 4)?;
+    skb::csum_l4(skb, checksum, flags_then.into(), flags_now.into(), 2)?;
+    skb::store(skb, packet.l4 + 4, &[0, answer])?;
+    skb::store(skb, packet.l4 + 12, &flags_now)?;
+    skb::store(skb, packet.l4, &[packet.tuple.dst_port, packet.tuple.src_port])?;
+    swap_addresses(skb, packet)?;
+    // SAFETY: a plain helper call.
+    let verdict = unsafe { bpf_redirect(skb::ifindex(skb), 0) };
+    Some(if verdict == i64::from(REDIRECT) { REDIRECT } else { DROP })
+}
+
+/// Swaps link and network addresses, and gives the packet a fresh hop limit.
+#[inline(always)]
+fn swap_addresses(skb: Skb, packet: &Packet) -> Option<()> {
+    const HOPS: u8 = 64;
+    let header = maps::link_header();
+    if header != 0 {
+        let [a, b, c, d, e, f]: [u16; 6] = skb::load(skb, 0)?;
+        skb::store(skb, 0, &[d, e, f, a, b, c])?;
+    }
+    let (src, dst) = (&packet.tuple.dst.words, &packet.tuple.src.words);
+    if packet.is_v6 {
+        skb::store(skb, header + 8, src)?;
+        skb::store(skb, header + 24, dst)?;
+        return skb::store(skb, header + 7, &HOPS);
+    }
+    skb::store(skb, header + 12, &[src[3], dst[3]])?;
+    let [then, protocol]: [u8; 2] = skb::load(skb, header + 8)?;
+    let (then, now) = (u16::from_ne_bytes([then, protocol]), u16::from_ne_bytes([HOPS, protocol]));
+    // SAFETY: a plain helper call.
+    if unsafe { bpf_l3_csum_replace(skb, header + 10, then.into(), now.into(), 2) } != 0 {
+        return None;
+    }
+    skb::store(skb, header + 8, &now)
+}
+
+/// Sends a datagram to port 0 of this node, where nobody can listen: the kernel answers with ICMP port unreachable,
+/// rate limited as the host wants it, and egress translates that back.
+#[inline(always)]
+fn lead_astray(skb: Skb, packet: &Packet) -> Option<i32> {
+    let device = maps::device(skb::ifindex(skb))?;
+    let mut flow = conntrack::flow(packet, 0, NO_BACKEND, FLAG_REFUSED);
+    flow.to = nat::address(&device, packet.is_v6)?;
+    if let Err(why) = conntrack::open(packet, &flow) {
+        conntrack::count_refusal(&why);
+        return None;
+    }
+    conntrack::announce(meta::PLAIN_FLOWS);
+    skb::set_destination(skb, packet, &flow.to, 0)?;
+    Some(NEXT)
+}
+
+/// Counts and refuses.
+#[inline(always)]
+pub fn because(skb: Skb, packet: &Packet, reason: Counter) -> i32 {
+    count::bump(reason);
+    refuse(skb, packet)
+}

@@ -1,0 +1,317 @@
+//! Access to packets: what one is, and replacing an address and port of it with checksums kept right. Everything goes
+//! through helpers, which find bytes wherever they lie and refuse what is beyond the end.
+#![expect(clippy::undocumented_unsafe_blocks, reason = "every block is one helper call, or one field of the context")]
+
+use crate::maps;
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    helpers::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_load_bytes, bpf_skb_store_bytes},
+};
+use core::{mem::MaybeUninit, ptr};
+use sheave_ebpf::{addr::Addr, conntrack::Tuple, proto};
+
+/// The context.
+pub type Skb = *mut __sk_buff;
+
+/// TCX_NEXT, or TC_ACT_UNSPEC: whoever else is attached sees the packet too.
+pub const NEXT: i32 = -1;
+/// TC_ACT_SHOT.
+pub const DROP: i32 = 2;
+/// TC_ACT_REDIRECT.
+pub const REDIRECT: i32 = 7;
+
+const ETH_P_IP: u16 = 0x0800;
+const ETH_P_IPV6: u16 = 0x86dd;
+
+pub const TCP_FIN: u8 = 1;
+pub const TCP_SYN: u8 = 1 << 1;
+pub const TCP_RST: u8 = 1 << 2;
+pub const TCP_ACK: u8 = 1 << 4;
+
+/// Bytes of a TCP, UDP and SCTP header that must be there before anything is changed.
+const TCP_HEADER: u32 = 20;
+const UDP_HEADER: u32 = 8;
+const SCTP_HEADER: u32 = 12;
+
+/// `BPF_F_IPV6`, Linux 6.16.
+const F_IPV6: u64 = 1 << 7;
+
+/// A packet with ports.
+#[derive(Clone, Copy)]
+pub struct Packet {
+    /// Who sends what to whom; `hook` is the caller's.
+    pub tuple: Tuple,
+    /// Offset of the transport header.
+    pub l4: u32,
+    /// TCP's flags; 0 otherwise.
+    pub tcp: u8,
+    pub is_v6: bool,
+}
+
+impl Packet {
+    /// A place for one.
+    pub const NONE: Self = Self {
+        tuple: Tuple {
+            src: Addr { words: [0; 4] },
+            dst: Addr { words: [0; 4] },
+            src_port: 0,
+            dst_port: 0,
+            proto: 0,
+            hook: 0,
+            zero: 0,
+        },
+        l4: 0,
+        tcp: 0,
+        is_v6: false,
+    };
+}
+
+/// What an IP header says.
+pub struct Header {
+    pub src: Addr,
+    pub dst: Addr,
+    pub is_v6: bool,
+    pub proto: u8,
+    /// Offset of what follows it.
+    pub l4: u32,
+    /// Offset of this fragment, 0 in the first one and in what is none.
+    pub fragment: u16,
+    /// More fragments follow.
+    pub more: bool,
+    /// Names the fragments of one packet.
+    pub id: u32,
+}
+
+/// Bytes of the packet. `None` when they are not all there.
+#[inline(always)]
+pub fn load<T: Copy>(skb: Skb, at: u32) -> Option<T> {
+    let mut value = MaybeUninit::<T>::uninit();
+    let r = unsafe { bpf_skb_load_bytes(skb.cast(), at, value.as_mut_ptr().cast(), size_of::<T>() as u32) };
+    if r == 0 { Some(unsafe { value.assume_init() }) } else { None }
+}
+
+#[inline(always)]
+pub fn store<T: Copy>(skb: Skb, at: u32, value: &T) -> Option<()> {
+    let r = unsafe { bpf_skb_store_bytes(skb, at, ptr::from_ref(value).cast(), size_of::<T>() as u32, 0) };
+    if r == 0 { Some(()) } else { None }
+}
+
+#[inline(always)]
+pub fn ifindex(skb: Skb) -> u32 {
+    unsafe { (&raw const (*skb).ifindex).read_volatile() }
+}
+
+#[inline(always)]
+pub fn mark(skb: Skb) -> u32 {
+    unsafe { (&raw const (*skb).mark).read_volatile() }
+}
+
+#[inline(always)]
+pub fn set_mark(skb: Skb, mark: u32) {
+    unsafe { (&raw mut (*skb).mark).write_volatile(mark) }
+}
+
+/// Bytes of the whole packet.
+#[inline(always)]
+pub fn length(skb: Skb) -> u32 {
+    unsafe { (&raw const (*skb).len).read_volatile() }
+}
+
+/// The packet's outermost IP header. `None` for every other protocol.
+#[inline(always)]
+pub fn header(skb: Skb) -> Option<Header> {
+    let ethertype = u16::from_be(unsafe { (&raw const (*skb).protocol).read_volatile() } as u16);
+    let at = maps::link_header();
+    match ethertype {
+        ETH_P_IP => header_v4(skb, at),
+        ETH_P_IPV6 => header_v6(skb, at),
+        _ => None,
+    }
+}
+
+#[inline(always)]
+pub fn header_v4(skb: Skb, at: u32) -> Option<Header> {
+    let words: [u32; 5] = load(skb, at)?;
+    let first = words[0].to_ne_bytes()[0];
+    let length = u32::from(first & 0xf) * 4;
+    if first >> 4 != 4 || length < 20 {
+        return None;
+    }
+    let [id0, id1, fragment0, fragment1] = words[1].to_ne_bytes();
+    let fragment = u16::from_be_bytes([fragment0, fragment1]);
+    Some(Header {
+        src: Addr::v4(words[3]),
+        dst: Addr::v4(words[4]),
+        is_v6: false,
+        proto: words[2].to_ne_bytes()[1],
+        l4: at + length,
+        fragment: fragment & 0x1fff,
+        more: fragment & 0x2000 != 0,
+        id: u32::from(u16::from_be_bytes([id0, id1])),
+    })
+}
+
+#[inline(always)]
+pub fn header_v6(skb: Skb, at: u32) -> Option<Header> {
+    let words: [u32; 10] = load(skb, at)?;
+    if words[0].to_ne_bytes()[0] >> 4 != 6 {
+        return None;
+    }
+    let mut header = Header {
+        src: Addr { words: [words[2], words[3], words[4], words[5]] },
+        dst: Addr { words: [words[6], words[7], words[8], words[9]] },
+        is_v6: true,
+        proto: words[1].to_ne_bytes()[2],
+        l4: at + 40,
+        fragment: 0,
+        more: false,
+        id: 0,
+    };
+    if !is_transport(header.proto) {
+        extension_headers(skb, &mut header)?;
+    }
+    Some(header)
+}
+
+#[inline(always)]
+const fn is_transport(protocol: u8) -> bool {
+    matches!(protocol, proto::TCP | proto::UDP | proto::SCTP | proto::ICMPV6)
+}
+
+/// Skips IPv6 extension headers. More than these in a row are nobody's honest packet.
+#[inline(never)]
+fn extension_headers(skb: Skb, header: &mut Header) -> Option<()> {
+    const HOP_BY_HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const FRAGMENT: u8 = 44;
+    const DESTINATION: u8 = 60;
+    for _ in 0..5 {
+        match header.proto {
+            HOP_BY_HOP | ROUTING | DESTINATION => {
+                let [next, length]: [u8; 2] = load(skb, header.l4)?;
+                header.proto = next;
+                header.l4 += 8 + u32::from(length) * 8;
+            }
+            FRAGMENT => {
+                let [w0, w1]: [u32; 2] = load(skb, header.l4)?;
+                let [next, _, offset0, offset1] = w0.to_ne_bytes();
+                let offset = u16::from_be_bytes([offset0, offset1]);
+                header.proto = next;
+                header.l4 += 8;
+                header.fragment = offset >> 3;
+                header.more = offset & 1 != 0;
+                header.id = w1;
+                if header.fragment != 0 {
+                    return Some(()); // what follows is no header
+                }
+            }
+            _ => return Some(()),
+        }
+    }
+    None
+}
+
+/// The packet, if it has ports and is whole enough to be changed; `false` for every other. A function of its own, so
+/// that its stack is free again when the packet is dealt with.
+#[inline(never)]
+pub fn parse(skb: Skb, hook: u8, packet: &mut Packet) -> bool {
+    let parsed = header(skb).and_then(|header| with_ports(skb, &header, hook));
+    if let Some(parsed) = parsed {
+        *packet = parsed;
+    }
+    parsed.is_some()
+}
+
+#[inline(always)]
+fn with_ports(skb: Skb, header: &Header, hook: u8) -> Option<Packet> {
+    let needs = match header.proto {
+        proto::TCP => TCP_HEADER,
+        proto::UDP => UDP_HEADER,
+        proto::SCTP => SCTP_HEADER,
+        _ => return None,
+    };
+    if header.l4 + needs > length(skb) {
+        return None;
+    }
+    let [src_port, dst_port]: [u16; 2] = load(skb, header.l4)?;
+    let tcp = if header.proto == proto::TCP { load::<u8>(skb, header.l4 + 13)? } else { 0 };
+    let tuple = Tuple { src: header.src, dst: header.dst, src_port, dst_port, proto: header.proto, hook, zero: 0 };
+    Some(Packet { tuple, l4: header.l4, tcp, is_v6: header.is_v6 })
+}
+
+/// Replaces the destination. `None`: the packet is as it was, or too broken to go on.
+#[inline(never)]
+pub fn set_destination(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Option<()> {
+    let at = maps::link_header() + if packet.is_v6 { 24 } else { 16 };
+    let old = (&packet.tuple.dst, packet.tuple.dst_port);
+    replace(skb, packet, (at, packet.l4 + 2), old, (addr, port))
+}
+
+/// Replaces the source. `None`: the packet is as it was, or too broken to go on.
+#[inline(never)]
+pub fn set_source(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Option<()> {
+    let at = maps::link_header() + if packet.is_v6 { 8 } else { 12 };
+    let old = (&packet.tuple.src, packet.tuple.src_port);
+    replace(skb, packet, (at, packet.l4), old, (addr, port))
+}
+
+#[inline(always)]
+fn replace(skb: Skb, packet: &Packet, at: (u32, u32), old: (&Addr, u16), new: (&Addr, u16)) -> Option<()> {
+    let (addr_at, port_at) = at;
+    // UDP may carry no checksum: the flag leaves 0 alone and never produces it. SCTP's does not cover addresses.
+    let checksum = match packet.tuple.proto {
+        proto::TCP => Some((packet.l4 + 16, 0)),
+        proto::UDP => Some((packet.l4 + 6, u64::from(BPF_F_MARK_MANGLED_0))),
+        _ => None,
+    };
+    if let Some((at, flags)) = checksum {
+        replace_pseudo(skb, at, flags, packet.is_v6, old.0, new.0)?;
+    }
+    set_address(skb, packet.is_v6, addr_at, old.0, new.0)?;
+    if old.1 != new.1 {
+        if let Some((at, flags)) = checksum {
+            csum_l4(skb, at, old.1.into(), new.1.into(), flags | 2)?;
+        }
+        store(skb, port_at, &new.1)?;
+    }
+    Some(())
+}
+
+/// An address of the outermost header and, for IPv4, its checksum.
+#[inline(always)]
+pub fn set_address(skb: Skb, is_v6: bool, at: u32, old: &Addr, new: &Addr) -> Option<()> {
+    if is_v6 {
+        return store(skb, at, &new.words);
+    }
+    let header = maps::link_header();
+    let r = unsafe { bpf_l3_csum_replace(skb, header + 10, old.words[3].into(), new.words[3].into(), 4) };
+    if r != 0 {
+        return None;
+    }
+    store(skb, at, &new.words[3])
+}
+
+/// The transport checksum at `at` after an address of the pseudo header changed.
+#[inline(always)]
+pub fn replace_pseudo(skb: Skb, at: u32, flags: u64, is_v6: bool, old: &Addr, new: &Addr) -> Option<()> {
+    let flags = flags | u64::from(BPF_F_PSEUDO_HDR);
+    if is_v6 {
+        // Only IPv4 has a header checksum that evens the change out under CHECKSUM_COMPLETE.
+        let v6 = if maps::has_csum_ipv6() { F_IPV6 } else { 0 };
+        return csum_l4(skb, at, 0, difference(old, new), flags | v6);
+    }
+    csum_l4(skb, at, old.words[3].into(), new.words[3].into(), flags | 4)
+}
+
+/// By how much the sum over an address changes.
+#[inline(always)]
+pub fn difference(old: &Addr, new: &Addr) -> u64 {
+    let (old, new) = (old.words.as_ptr().cast_mut(), new.words.as_ptr().cast_mut());
+    u64::from(unsafe { bpf_csum_diff(old, 16, new, 16, 0) } as u32)
+}
+
+#[inline(always)]
+pub fn csum_l4(skb: Skb, at: u32, old: u64, new: u64, flags: u64) -> Option<()> {
+    let r = unsafe { bpf_l4_csum_replace(skb, at, old, new, flags) };
+    if r == 0 { Some(()) } else { None }
+}

@@ -1,0 +1,235 @@
+//! Flows of the packet path. A flow has up to four entries, each the answer to "what becomes of this packet here?":
+//!
+//! | hook | packet | role | the entry names |
+//! |---|---|---|---|
+//! | ingress | client → frontend | [`ROLE_DIAL`] | the new destination: the backend |
+//! | egress | client → backend | [`ROLE_MASQUERADE`] | the new source: this node and a port of ours |
+//! | ingress | backend → this node | [`ROLE_RETURN`] | the new destination: the client |
+//! | egress | backend → client | [`ROLE_REPLY`] | the new source: the frontend |
+//!
+//! The two in the middle exist only where the client is hidden from the backend. Sources are rewritten at egress only,
+//! so that reverse-path filters see every packet come from where it does come from.
+use crate::{addr::Addr, proto};
+
+pod! {
+    /// A packet as a hook sees it, before the hook changes it.
+    pub struct Tuple [40] {
+        /// Source address.
+        pub src: Addr,
+        /// Destination address.
+        pub dst: Addr,
+        /// Source port, network order.
+        pub src_port: u16,
+        /// Destination port, network order.
+        pub dst_port: u16,
+        /// IANA protocol number.
+        pub proto: u8,
+        /// `HOOK_…`
+        pub hook: u8,
+        /// Always 0.
+        pub zero: u16,
+    }
+}
+
+/// Where packets arrive: entries name a new destination.
+pub const HOOK_INGRESS: u8 = 0;
+/// Where packets leave: entries name a new source.
+pub const HOOK_EGRESS: u8 = 1;
+
+impl Tuple {
+    /// The packet that answers this one, at the same hook.
+    #[inline(always)]
+    #[must_use]
+    pub const fn reversed(&self) -> Self {
+        Self { src: self.dst, dst: self.src, src_port: self.dst_port, dst_port: self.src_port, ..*self }
+    }
+
+    /// The same packet at another hook.
+    #[inline(always)]
+    #[must_use]
+    pub const fn at(&self, hook: u8) -> Self {
+        Self { hook, ..*self }
+    }
+
+    /// The same packet to another destination.
+    #[inline(always)]
+    #[must_use]
+    pub const fn to(&self, dst: Addr, dst_port: u16) -> Self {
+        Self { dst, dst_port, ..*self }
+    }
+
+    /// The same packet from another source.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from(&self, src: Addr, src_port: u16) -> Self {
+        Self { src, src_port, ..*self }
+    }
+}
+
+pod! {
+    /// An entry. Only `seen` is written after the entry was made.
+    pub struct Flow [40] {
+        /// The new address.
+        pub to: Addr,
+        /// When last, and what: see [`seen`]. One word, so that it is read and written whole.
+        pub seen: u64,
+        /// Service id when the flow was made; a hint, since ids are used again.
+        pub service: u32,
+        /// Backend id when the flow was made; valid while that id still names the flow's backend.
+        pub backend: u32,
+        /// Boot-time seconds at which the flow was made.
+        pub created: u32,
+        /// The new port, network order.
+        pub to_port: u16,
+        /// `ROLE_…` and `FLAG_…`.
+        pub flags: u16,
+    }
+}
+
+/// Client → frontend, at ingress.
+pub const ROLE_DIAL: u16 = 0;
+/// Backend → client, at egress.
+pub const ROLE_REPLY: u16 = 1;
+/// Client → backend, at egress.
+pub const ROLE_MASQUERADE: u16 = 2;
+/// Backend → this node, at ingress.
+pub const ROLE_RETURN: u16 = 3;
+/// Bits of the role.
+pub const ROLE_MASK: u16 = 3;
+/// The client is hidden: its packets get this node's address at egress.
+pub const FLAG_MASQUERADE: u16 = 1 << 2;
+/// The flow leads to a closed port of this node, which refuses it.
+pub const FLAG_REFUSED: u16 = 1 << 3;
+
+impl Flow {
+    /// One of the `ROLE_…` constants.
+    #[inline(always)]
+    #[must_use]
+    pub const fn role(&self) -> u16 {
+        self.flags & ROLE_MASK
+    }
+}
+
+/// The word that says when packets of one direction were seen last, and which kinds of TCP segments ever.
+pub mod seen {
+    /// A segment with FIN.
+    pub const FIN: u32 = 1;
+    /// A segment with RST.
+    pub const RST: u32 = 1 << 1;
+    /// A packet at all. The entry of the replies is made before there is one.
+    pub const ANY: u32 = 1 << 2;
+
+    /// Flags and time in boot-time seconds.
+    #[inline(always)]
+    #[must_use]
+    pub const fn word(flags: u32, time: u32) -> u64 {
+        (flags as u64) << 32 | time as u64
+    }
+
+    /// Boot-time seconds.
+    #[inline(always)]
+    #[must_use]
+    pub const fn time(word: u64) -> u32 {
+        word as u32
+    }
+
+    /// What was seen.
+    #[inline(always)]
+    #[must_use]
+    pub const fn flags(word: u64) -> u32 {
+        (word >> 32) as u32
+    }
+}
+
+/// Where a flow is in its life, from what was seen in each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// No answer yet.
+    Opening,
+    /// Both sides have spoken.
+    Open,
+    /// TCP: one side is done.
+    Closing,
+    /// TCP: both sides are done, or one has given up.
+    Closed,
+}
+
+impl Phase {
+    /// From the `seen` flags of the client's packets and of the replies.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(protocol: u8, dial: u32, reply: u32) -> Self {
+        if protocol == proto::TCP {
+            if (dial | reply) & seen::RST != 0 || dial & reply & seen::FIN != 0 {
+                return Self::Closed;
+            }
+            if (dial | reply) & seen::FIN != 0 {
+                return Self::Closing;
+            }
+        }
+        if reply & seen::ANY == 0 { Self::Opening } else { Self::Open }
+    }
+
+    /// Seconds without a packet after which a flow is forgotten: Linux's own values, and kube-proxy's two for TCP.
+    #[inline(always)]
+    #[must_use]
+    pub const fn timeout(self, protocol: u8) -> u32 {
+        if protocol == proto::TCP {
+            return match self {
+                Self::Opening => 60,
+                Self::Open => 24 * 3600,
+                Self::Closing => 3600,
+                Self::Closed => 10,
+            };
+        }
+        match self {
+            Self::Opening => 30,
+            Self::Open | Self::Closing | Self::Closed => 120,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: u32 = seen::ANY;
+
+    #[test]
+    fn the_phase_follows_from_what_both_sides_sent() {
+        let cases = [
+            ("a SYN without answer", proto::TCP, A, 0, Phase::Opening, 60),
+            ("an established connection", proto::TCP, A, A, Phase::Open, 86_400),
+            ("the client is done", proto::TCP, A | seen::FIN, A, Phase::Closing, 3600),
+            ("the backend is done", proto::TCP, A, A | seen::FIN, Phase::Closing, 3600),
+            ("both are done", proto::TCP, A | seen::FIN, A | seen::FIN, Phase::Closed, 10),
+            ("the client gave up before any answer", proto::TCP, A | seen::RST, 0, Phase::Closed, 10),
+            ("the backend refused", proto::TCP, A, A | seen::RST, Phase::Closed, 10),
+            ("a datagram without answer", proto::UDP, A, 0, Phase::Opening, 30),
+            ("datagrams both ways", proto::UDP, A, A, Phase::Open, 120),
+            ("SCTP both ways", proto::SCTP, A, A, Phase::Open, 120),
+        ];
+        for (name, protocol, dial, reply, phase, timeout) in cases {
+            assert_eq!(Phase::of(protocol, dial, reply), phase, "{name}");
+            assert_eq!(phase.timeout(protocol), timeout, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_tuple_reversed_twice_is_itself() {
+        let addr = |n| Addr { words: [n, 1, 2, 3] };
+        let tuple = Tuple {
+            src: addr(1),
+            dst: addr(2),
+            src_port: 3,
+            dst_port: 4,
+            proto: proto::TCP,
+            hook: HOOK_EGRESS,
+            zero: 0,
+        };
+        let back = tuple.reversed();
+        assert_eq!((back.src, back.src_port, back.dst, back.dst_port), (addr(2), 4, addr(1), 3));
+        assert_eq!(back.reversed(), tuple);
+        assert_eq!(tuple.at(HOOK_INGRESS).at(HOOK_EGRESS), tuple);
+    }
+}
