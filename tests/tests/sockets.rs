@@ -1,11 +1,12 @@
 //! What a program sees on its sockets: where it lands, and that the other side seems to be the Service.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use sheave_tests::{
     client::{Client, Way},
     lab::Lab,
     node::Node,
     objects::{Slice, Svc},
+    wait::{SOON, eventually},
 };
 
 /// All ways to talk.
@@ -190,6 +191,41 @@ fn case_17_without_endpoints_a_dial_is_refused_at_once() -> Result<()> {
                 let start = std::time::Instant::now();
                 assert_eq!(client.outcome(way, to)?, outcome, "{phase}: {from}, {way:?} {to}");
                 assert!(start.elapsed().as_secs() < 1, "{phase}: {from}, {way:?} {to} took {:?}", start.elapsed());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn case_18_a_pod_reaches_itself_through_its_service() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let pods = [10, 11, 12].map(|number| lab.n1().pod(number)).into_iter().collect::<Result<Vec<_>>>()?;
+    let _servers = (pods.iter().zip(["A", "B", "C"]))
+        .map(|(pod, name)| pod.place.echo(name, &["8080/TCP", "8080/UDP"]))
+        .collect::<Result<Vec<_>>>()?;
+    let service = Svc::new("self").ip("10.96.0.33").ip("2001:db8:f::33");
+    lab.apply(&[&service.port("t", 80, "TCP").node_port(30033).port("u", 80, "UDP").node_port(30033)])?;
+    let client = pods[0].place.client()?;
+    for count in [1, 3] {
+        for (family, addresses) in [
+            ("4", pods.iter().map(|pod| pod.v4.to_string()).collect::<Vec<_>>()),
+            ("6", pods.iter().map(|pod| pod.v6.to_string()).collect()),
+        ] {
+            let slice = Slice::new(&format!("self-{family}"), "self").port("t", 8080, "TCP").port("u", 8080, "UDP");
+            lab.apply(&[&addresses[..count].iter().fold(slice, |slice, address| slice.ready(address, "n1"))])?;
+        }
+        eventually("all backends are known", SOON, || {
+            let rows = agent.kernel()?;
+            let rows: Vec<_> = rows.iter().filter(|row| row.service.is_some()).collect();
+            ensure!(rows.len() >= 8 && rows.iter().all(|row| row.backends.len() == count), "{rows:#?}");
+            Ok(())
+        })?;
+        for to in ["10.96.0.33:80", "[2001:db8:f::33]:80", "192.0.2.11:30033", "[2001:db8::11]:30033"] {
+            for way in [Way::Tcp, Way::Udp, Way::UdpSendto] {
+                let names =
+                    client.dial_many(way, to, 100).with_context(|| format!("{count} backends, {way:?} {to}"))?;
+                assert_eq!(names.len(), count, "{count} backends, {way:?} {to}: {names:?}");
             }
         }
     }
