@@ -8,6 +8,7 @@ pub mod cli;
 pub mod datapath;
 pub mod engine;
 pub mod exit;
+pub mod health;
 pub mod lb;
 pub mod lock;
 pub mod logging;
@@ -18,6 +19,7 @@ pub mod preflight;
 pub mod reconcile;
 pub mod render;
 pub mod run;
+pub mod server;
 pub mod source;
 pub mod view;
 

@@ -30,9 +30,12 @@ use crate::{
         sockets::Closer,
     },
     engine::{Engine, EngineOptions, StatusInput},
+    health::{Moment, SharedHealth},
+    model::Family,
     options::{AgentOptions, PacketOptions, PodDetection, SourceOptions},
     preflight::{Ready, preflight},
     reconcile::Reconciler,
+    server,
     source::{self, SourceEvent, SourceState, convert::ConvertOptions},
     view::FeatureView,
 };
@@ -105,6 +108,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     let (bump, version) = watch::channel(0);
     let interfaces = addresses::follow().await.context("cannot follow this host's addresses")?;
     let (stop, stopped) = oneshot::channel();
+    let health = SharedHealth::default();
     let core = Core {
         engine,
         told,
@@ -119,6 +123,8 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         detection: options.packets.detection.clone(),
         closer: start_closer(Closer::open(&pins, options.close_tcp)?)?,
         features: feature_views(features),
+        health: health.clone(),
+        needs_node: matches!(options.source, SourceOptions::Kubernetes { .. }),
     };
     let core = thread::Builder::new()
         .name("engine".to_owned())
@@ -127,6 +133,9 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
 
     let listener = api::bind(&options.paths.socket()).context("cannot open the agent's socket")?;
     let api = tokio::spawn(api::serve(listener, ApiHandle { requests, version }));
+    if let Some(address) = options.healthz_bind_address {
+        tokio::spawn(server::serve("/healthz", address, server::health::router(health)));
+    }
     start_source(&options, events).await?;
     tracing::info!(node = options.node_name, cgroup = %host.cgroup_root.display(), pins = %pins.root.display(), "sheave is running");
 
@@ -212,6 +221,9 @@ struct Core<D> {
     /// The packet path is told whose addresses are pods'.
     pod_ranges: watch::Sender<BTreeSet<IpNet>>,
     detection: PodDetection,
+    health: SharedHealth,
+    /// A node without a Node object is to be drained (NE-5); without a cluster it is no wonder.
+    needs_node: bool,
 }
 
 impl<D: Datapath + Counters> Core<D> {
@@ -251,6 +263,7 @@ impl<D: Datapath + Counters> Core<D> {
                 }
                 () = sleep_until(timer) => {}
             }
+            self.health.with(|health| health.requested(&Family::ALL, Moment::now()));
             let now = Instant::now();
             if resync <= now {
                 self.engine.resync();
@@ -279,8 +292,23 @@ impl<D: Datapath + Counters> Core<D> {
                 *old = ranges;
                 changed
             });
+            self.tell_health();
             self.bump.send_modify(|version| *version += 1);
         }
+    }
+
+    /// Both families are written together. Before the first complete lists nothing is, so nothing is finished.
+    fn tell_health(&self) {
+        let eligible = self.engine.node().map_or(!self.needs_node, |node| !node.going_away);
+        self.health.with(|health| {
+            health.set_eligible(eligible);
+            if self.engine.is_ready() {
+                health.set_ready();
+            }
+            if self.engine.is_synced() && !self.engine.is_failing() {
+                health.finished(&Family::ALL, Moment::now());
+            }
+        });
     }
 
     fn take(&mut self, event: SourceEvent) {

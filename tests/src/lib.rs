@@ -11,6 +11,7 @@ pub mod client;
 pub mod echo;
 pub mod fake_api;
 pub mod foreign;
+pub mod http;
 pub mod lab;
 pub mod leftovers;
 pub mod node;

@@ -290,6 +290,18 @@ pub fn node_with(number: u8, zone: &str, ips: &[&str]) -> Text {
     Text { file: format!("node-n{number}.yaml"), text: text.to_string() }
 }
 
+/// The Node object of a node of the lab with a taint, such as the cluster autoscaler's.
+///
+/// # Panics
+/// Never: the text was made of JSON.
+#[must_use]
+pub fn tainted_node(number: u8, key: &str) -> Text {
+    let Text { file, text } = node(number);
+    let mut object: Value = serde_json::from_str(&text).expect("our own JSON");
+    object["spec"]["taints"] = json!([{"key": key, "effect": "NoSchedule"}]);
+    Text { file, text: object.to_string() }
+}
+
 fn family(address: &str) -> &'static str {
     if address.contains(':') { "IPv6" } else { "IPv4" }
 }

@@ -13,8 +13,8 @@ use ipnet::IpNet;
 use sheave_ebpf::frontend::FrontendKey;
 
 use crate::{
-    datapath::{Datapath, Removed},
-    model::{Changes, ServiceName, State, Update},
+    datapath::{Datapath, Error, Removed},
+    model::{Changes, Node, ServiceName, State, Update},
     options::PodDetection,
     plan::{
         group::{self, GroupKey, NodeContext, PlanOptions},
@@ -56,6 +56,8 @@ pub struct Engine<D> {
     pending: BTreeSet<Arc<GroupKey>>,
     /// Entries for unknown ports to be written: wanted or not.
     pending_unknown_ports: BTreeMap<FrontendKey, bool>,
+    /// The last pass met an error other than a full map.
+    is_failing: bool,
 }
 
 impl<D: Datapath> Engine<D> {
@@ -74,6 +76,7 @@ impl<D: Datapath> Engine<D> {
             prune_due: true,
             pending: BTreeSet::new(),
             pending_unknown_ports: BTreeMap::new(),
+            is_failing: false,
         }
     }
 
@@ -98,13 +101,17 @@ impl<D: Datapath> Engine<D> {
         if !self.state.is_synced() {
             return true;
         }
+        self.is_failing = false;
         self.plan();
         self.write();
         if self.prune_due {
             let unknown_ports = self.tables.unknown_ports().collect();
             match self.reconciler.prune(&|key| self.tables.plan(key).is_some(), &unknown_ports) {
                 Ok(()) => (self.prune_due, self.is_ready) = (false, true),
-                Err(error) => tracing::warn!(%error, "cannot remove what nobody wants any more; trying again"),
+                Err(error) => {
+                    self.is_failing = true;
+                    tracing::warn!(%error, "cannot remove what nobody wants any more; trying again");
+                }
             }
         }
         !self.is_behind()
@@ -114,6 +121,31 @@ impl<D: Datapath> Engine<D> {
     #[must_use]
     pub fn is_behind(&self) -> bool {
         !self.pending.is_empty() || !self.pending_unknown_ports.is_empty() || (self.state.is_synced() && self.prune_due)
+    }
+
+    /// The last [`flush`](Self::flush) met an error that another try may mend. A full map is none: what fits works, and
+    /// neither a restart of the agent nor another node would do better.
+    #[must_use]
+    pub const fn is_failing(&self) -> bool {
+        self.is_failing
+    }
+
+    /// Every source has delivered its first complete list.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        self.state.is_synced()
+    }
+
+    /// The first full pass after that is in the kernel.
+    #[must_use]
+    pub const fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    /// This node, as its object says; `None` = there is no object.
+    #[must_use]
+    pub fn node(&self) -> Option<&Node> {
+        self.state.node(&self.options.node)
     }
 
     /// The tables are read again and compared with the plan by the next [`flush`](Self::flush).
@@ -208,6 +240,7 @@ impl<D: Datapath> Engine<D> {
         let known: BTreeMap<&GroupKey, String> =
             pending.iter().filter_map(|key| Some((&**key, self.reconciler.problem(key)?.to_owned()))).collect();
         for (key, error) in self.reconciler.apply(&work) {
+            self.is_failing |= !matches!(error, Error::NoSpace { .. });
             // Once for each reason, however often it is tried again.
             if known.get(&key).is_none_or(|before| *before != error.to_string()) {
                 tracing::warn!(service = %key.service, port = %key.port_name, protocol = %key.protocol, %error,
@@ -217,6 +250,7 @@ impl<D: Datapath> Engine<D> {
         }
         for (key, wanted) in std::mem::take(&mut self.pending_unknown_ports) {
             if let Err(error) = self.reconciler.set_unknown_port(&key, wanted) {
+                self.is_failing |= !matches!(error, Error::NoSpace { .. });
                 tracing::debug!(%error, "cannot write the entry for an address's unknown ports; trying again");
                 self.pending_unknown_ports.insert(key, wanted);
             }

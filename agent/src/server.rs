@@ -1,0 +1,83 @@
+//! The agent's HTTP servers. A port that is taken, by kube-proxy say, is waited for: traffic does not depend on it.
+
+pub mod health;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use axum::Router;
+use socket2::{Domain, Socket, Type};
+use tokio::{net::TcpListener, time::sleep};
+
+/// How often a port that is taken is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Connections that the kernel keeps for us while we are busy.
+const BACKLOG: i32 = 128;
+
+/// Serves for ever; `name` is for the log.
+pub async fn serve(name: &'static str, address: SocketAddr, router: Router) {
+    let listener = listen(name, address).await;
+    tracing::info!(%address, "serving {name}");
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, %address, "the server for {name} ended");
+    }
+}
+
+async fn listen(name: &str, address: SocketAddr) -> TcpListener {
+    let mut told = None;
+    loop {
+        match bind(address, Stack::Dual) {
+            Ok(listener) => return listener,
+            // Once for each reason.
+            Err(error) if told != Some(error.kind()) => {
+                tracing::warn!(%address, %error, "cannot serve {name} yet; trying again every second");
+                told = Some(error.kind());
+            }
+            Err(_) => {}
+        }
+        sleep(RETRY).await;
+    }
+}
+
+/// What an unspecified address stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stack {
+    /// Every address of the host: 0.0.0.0 answers on IPv6 too, as Go's servers do (`semantics.md` 11.3).
+    Dual,
+    /// Every address of its own family.
+    Single,
+}
+
+/// Binds and listens. Needs a tokio runtime.
+///
+/// # Errors
+/// When the port is taken, or the address is not this host's.
+pub fn bind(address: SocketAddr, stack: Stack) -> io::Result<TcpListener> {
+    let is_dual = stack == Stack::Dual && address.ip().is_unspecified();
+    if !is_dual {
+        return bind_socket(address, true);
+    }
+    let any = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
+    match bind_socket(any, false) {
+        // A host without IPv6.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)) => {
+            bind_socket(address, true)
+        }
+        bound => bound,
+    }
+}
+
+fn bind_socket(address: SocketAddr, v6_only: bool) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(v6_only)?;
+    }
+    socket.set_reuse_address(true)?; // an agent that was just restarted finds its port
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
