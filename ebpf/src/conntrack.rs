@@ -141,6 +141,34 @@ pub mod seen {
     }
 }
 
+pod! {
+    /// Names the fragments of one packet at one hook.
+    pub struct FragmentKey [40] {
+        /// Source address.
+        pub src: Addr,
+        /// Destination address.
+        pub dst: Addr,
+        /// The packet's number, as it stands there.
+        pub id: u32,
+        /// IANA protocol number.
+        pub proto: u8,
+        /// `HOOK_…`
+        pub hook: u8,
+        /// Always 0.
+        pub zero: u16,
+    }
+}
+
+pod! {
+    /// What only the first fragment says.
+    pub struct Ports [4] {
+        /// Source port, network order.
+        pub src: u16,
+        /// Destination port, network order.
+        pub dst: u16,
+    }
+}
+
 /// Where a flow is in its life, from what was seen in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {

@@ -68,6 +68,8 @@ pub mod maps {
 
     /// LRU hash: [`Tuple`](crate::conntrack::Tuple) → [`Flow`](crate::conntrack::Flow).
     pub const CONNTRACK: &str = "CONNTRACK";
+    /// LRU hash: [`FragmentKey`](crate::conntrack::FragmentKey) → [`Ports`](crate::conntrack::Ports).
+    pub const FRAGMENTS: &str = "FRAGMENTS";
     /// Hash: interface index → [`Device`](crate::device::Device).
     pub const DEVICES: &str = "DEVICES";
     /// Hash: [`Addr`](crate::addr::Addr) → [`ADDRESS_OWN`](crate::device::ADDRESS_OWN).
@@ -76,7 +78,7 @@ pub mod maps {
     pub const POD_RANGES: &str = "POD_RANGES";
 
     /// Every map there is.
-    pub const ALL: [&str; 18] = [
+    pub const ALL: [&str; 19] = [
         FRONTENDS,
         SERVICES,
         TABLES,
@@ -92,6 +94,7 @@ pub mod maps {
         META,
         COUNTERS,
         CONNTRACK,
+        FRAGMENTS,
         DEVICES,
         NODE_ADDRESSES,
         POD_RANGES,

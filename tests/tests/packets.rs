@@ -1,64 +1,280 @@
 //! The packet path: clients outside the nodes. Ids are rows of `semantics.md` and numbers of `cases.md`.
 
-use std::net::IpAddr;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use sheave_tests::{
-    client::{Client, Dialled, Way},
+    client::{Client, Way},
+    echo::Echo,
     lab::Lab,
+    node::Pod,
     objects::{Slice, Svc},
 };
 
 const OUTSIDE: &str = "198.51.100.10";
 const OUTSIDE6: &str = "2001:db8:100::10";
-
-/// A server answers, and it sees the client at one of `seen`.
-fn expect(client: &Client, way: Way, to: &str, server: &str, seen: &[&str]) -> Result<Dialled> {
-    let dialled = client.dial(way, to).with_context(|| format!("{way:?} {to}"))?;
-    ensure!(dialled.name == server, "{way:?} {to} reached {}, not {server}", dialled.name);
-    ensure!(dialled.peer == to.parse()?, "{way:?} {to} shows the peer {}", dialled.peer);
-    let seen: Vec<IpAddr> = seen.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
-    ensure!(seen.contains(&dialled.client.ip()), "{way:?} {to}: {server} sees {}, not {seen:?}", dialled.client);
-    Ok(dialled)
-}
+/// What a hidden client looks like to a pod of n1 (the address of its device) and to one of n2.
+const N1: &[&str] = &["10.244.1.1"];
+const N1_UPLINK: &[&str] = &["192.0.2.11"];
+const N1_6: &[&str] = &["2001:db8:1::1"];
+const N1_6_UPLINK: &[&str] = &["2001:db8::11"];
 
 const WAYS: [Way; 2] = [Way::Tcp, Way::Udp];
 
-/// FLOW-1, outside: a hidden client with policy Cluster, a visible one with Local.
+/// Every server is reached, no other one ever, and each sees the client at one of its addresses.
+fn expect(client: &Client, way: Way, to: &str, servers: &[(&str, &[&str])]) -> Result<()> {
+    let mut missing: BTreeSet<&str> = servers.iter().map(|(name, _)| *name).collect();
+    // Of two equal choices one is missed with a probability of 2^-39.
+    for _ in 0..40 {
+        let dialled = client.dial(way, to).with_context(|| format!("{way:?} {to}"))?;
+        let server = servers.iter().find(|(name, _)| *name == dialled.name);
+        let (name, seen) = server.with_context(|| format!("{way:?} {to} reached {}", dialled.name))?;
+        ensure!(dialled.peer == to.parse()?, "{way:?} {to} shows the peer {}", dialled.peer);
+        ensure!(
+            seen.contains(&dialled.client.ip().to_string().as_str()),
+            "{way:?} {to}: {name} sees {}, not {seen:?}",
+            dialled.client
+        );
+        missing.remove(name);
+        if missing.is_empty() {
+            return Ok(());
+        }
+    }
+    bail!("{way:?} {to} never reached {missing:?}")
+}
+
+/// Two nodes with a pod each; servers `a` on n1 and `b` on n2 on port 8080 of TCP and UDP.
+struct Pair {
+    lab: Lab,
+    a: Pod,
+    b: Pod,
+    _servers: [Echo; 2],
+}
+
+impl Pair {
+    fn new() -> Result<Option<Self>> {
+        let Some(lab) = Lab::new(2)? else { return Ok(None) };
+        let (a, b) = (lab.n1().pod(10)?, lab.n2().pod(20)?);
+        let ports = ["8080/TCP", "8080/UDP"];
+        let _servers = [a.place.echo("a", &ports)?, b.place.echo("b", &ports)?];
+        for prefix in ["10.96.0.0/16", "203.0.113.0/24", "2001:db8:96::/64", "2001:db8:203::/64"] {
+            lab.route(prefix, lab.n1())?;
+        }
+        Ok(Some(Self { lab, a, b, _servers }))
+    }
+
+    /// A service with a node port, for TCP and UDP and both families, at 10.96.0.NUMBER, and where it is served.
+    fn service(&self, name: &str, number: u8, backends: &[&Pod], change: impl Fn(Svc) -> Svc) -> Result<()> {
+        let node_port = 30_000 + u16::from(number);
+        let service = Svc::new(name).ip(&format!("10.96.0.{number}")).ip(&format!("2001:db8:96::{number}"));
+        let service = service.port("t", 80, "TCP").node_port(node_port).port("u", 80, "UDP").node_port(node_port);
+        self.lab.apply(&[&change(service)])?;
+        for family in ["IPv4", "IPv6"] {
+            let mut slice = Slice::new(&format!("{name}-{}", family.to_lowercase()), name);
+            slice = slice.address_type(family).port("t", 8080, "TCP").port("u", 8080, "UDP");
+            for pod in backends {
+                let node = if pod.v4 == self.a.v4 { "n1" } else { "n2" };
+                let address = if family == "IPv4" { pod.v4.to_string() } else { pod.v6.to_string() };
+                slice = slice.ready(&address, node);
+            }
+            self.lab.apply(&[&slice])?;
+        }
+        Ok(())
+    }
+}
+
+fn load_balancer(service: Svc, addresses: &[&str]) -> Svc {
+    addresses.iter().fold(service, |service, address| service.ingress(address, "VIP"))
+}
+
+/// FLOW-1, the row of outside clients, with both families and protocols.
 #[test]
-fn an_outside_client_reaches_pods_of_both_nodes_through_a_node_port() -> Result<()> {
+fn flow_1_who_is_reached_from_outside_and_whom_it_sees() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    let both = [&pair.a, &pair.b];
+    let lb = |n: u8| [format!("203.0.113.{n}"), format!("2001:db8:203::{n}")];
+    let addresses = |n: u8, service: Svc| load_balancer(service, &lb(n).each_ref().map(String::as_str));
+    pair.service("svc1", 41, &both, |s| addresses(41, s))?;
+    pair.service("svc2", 42, &both, |s| addresses(42, s).set("externalTrafficPolicy", json!("Local")))?;
+    pair.service("svc3", 43, &both, |s| addresses(43, s).set("internalTrafficPolicy", json!("Local")))?;
+    let _agents = [pair.lab.n1().agent()?, pair.lab.n2().agent()?];
+    let outside = pair.lab.outside.client()?;
+
+    let (v4_hidden, v6_hidden) = ([("a", N1), ("b", N1_UPLINK)], [("a", N1_6), ("b", N1_6_UPLINK)]);
+    for way in WAYS {
+        for (to, servers) in [
+            ("10.96.0.41:80", &v4_hidden[..]),
+            ("192.0.2.11:30041", &v4_hidden),
+            ("203.0.113.41:80", &v4_hidden),
+            ("10.96.0.42:80", &v4_hidden),
+            ("192.0.2.11:30042", &[("a", &[OUTSIDE])]),
+            ("203.0.113.42:80", &[("a", &[OUTSIDE])]),
+            ("10.96.0.43:80", &v4_hidden[..1]),
+            ("192.0.2.11:30043", &v4_hidden),
+            ("203.0.113.43:80", &v4_hidden),
+            ("[2001:db8:96::41]:80", &v6_hidden),
+            ("[2001:db8::11]:30041", &v6_hidden),
+            ("[2001:db8:203::41]:80", &v6_hidden),
+            ("[2001:db8::11]:30042", &[("a", &[OUTSIDE6])]),
+            ("[2001:db8:203::42]:80", &[("a", &[OUTSIDE6])]),
+            ("[2001:db8:96::43]:80", &v6_hidden[..1]),
+        ] {
+            expect(&outside, way, to, servers)?;
+        }
+        // The other node has its own pod, and its own view.
+        expect(&outside, way, "192.0.2.12:30042", &[("b", &[OUTSIDE])])?;
+        expect(&outside, way, "192.0.2.12:30041", &[("a", &["192.0.2.12"]), ("b", &["10.244.2.1"])])?;
+    }
+    Ok(())
+}
+
+/// FLOW-2, V-1: nothing to reach is refused at once. V-3: a Local policy without local endpoint is silent. V-4: unknown
+/// ports are refused. V-7: a node port's number is nothing elsewhere.
+#[test]
+fn what_cannot_be_served_is_refused_or_silent() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    let all = |s: Svc| {
+        let s = load_balancer(s, &["203.0.113.1", "2001:db8:203::1"]);
+        s.set("externalIPs", json!(["203.0.113.2", "2001:db8:203::2"]))
+    };
+    pair.service("none", 41, &[], all)?;
+    pair.service("far", 42, &[&pair.b], |s| {
+        let s = load_balancer(s, &["203.0.113.3", "2001:db8:203::3"]);
+        s.set("externalTrafficPolicy", json!("Local"))
+    })?;
+    let _agent = pair.lab.n1().agent()?;
+    let mut outside = pair.lab.outside.client()?;
+    outside.patience = Duration::from_millis(400);
+    for way in WAYS {
+        for (to, outcome) in [
+            ("10.96.0.41:80", "ECONNREFUSED"),
+            ("192.0.2.11:30041", "ECONNREFUSED"),
+            ("203.0.113.1:80", "ECONNREFUSED"),
+            ("203.0.113.2:80", "ECONNREFUSED"),
+            ("[2001:db8:96::41]:80", "ECONNREFUSED"),
+            ("[2001:db8::11]:30041", "ECONNREFUSED"),
+            ("[2001:db8:203::1]:80", "ECONNREFUSED"),
+            ("[2001:db8:203::2]:80", "ECONNREFUSED"),
+            ("10.96.0.41:81", "ECONNREFUSED"),
+            ("[2001:db8:96::41]:81", "ECONNREFUSED"),
+            ("192.0.2.11:30042", "TIMEOUT"),
+            ("203.0.113.3:80", "TIMEOUT"),
+            ("[2001:db8::11]:30042", "TIMEOUT"),
+            ("[2001:db8:203::3]:80", "TIMEOUT"),
+        ] {
+            assert_eq!(outside.outcome(way, to)?, outcome, "{way:?} {to}");
+        }
+        // Short-circuits are for inside clients only; the far endpoint is there.
+        assert_eq!(outside.outcome(way, "10.96.0.42:80")?, "b", "{way:?}");
+    }
+    Ok(())
+}
+
+/// FLOW-4: source ranges count at load-balancer addresses only, and are silent.
+#[test]
+fn flow_4_source_ranges_guard_load_balancer_addresses() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    let ranges = |list: &[&str], n: u8| {
+        let address = format!("203.0.113.{n}");
+        let list = json!(list);
+        move |s: Svc| load_balancer(s, &[&address]).set("loadBalancerSourceRanges", list.clone())
+    };
+    pair.service("open", 41, &[&pair.a], ranges(&["198.51.100.0/24"], 1))?;
+    pair.service("shut", 42, &[&pair.a], ranges(&["192.0.2.0/25"], 2))?;
+    pair.service("shut-empty", 43, &[], ranges(&["192.0.2.0/25"], 3))?;
+    let _agent = pair.lab.n1().agent()?;
+    let mut outside = pair.lab.outside.client()?;
+    outside.patience = Duration::from_millis(400);
+    for way in WAYS {
+        for (to, outcome) in [
+            ("203.0.113.1:80", "a"),
+            ("203.0.113.2:80", "TIMEOUT"),
+            ("192.0.2.11:30042", "a"),
+            ("10.96.0.42:80", "a"),
+            ("203.0.113.3:80", "TIMEOUT"), // V-6 before V-1
+            ("192.0.2.11:30043", "ECONNREFUSED"),
+        ] {
+            assert_eq!(outside.outcome(way, to)?, outcome, "{way:?} {to}");
+        }
+    }
+    Ok(())
+}
+
+/// A08: a client keeps its backend, also beyond one connection; node ports and load-balancer addresses share it (A07).
+#[test]
+fn affinity_is_by_the_clients_address() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    pair.service("sticky", 41, &[&pair.a, &pair.b], |s| load_balancer(s, &["203.0.113.1"]).affinity(600))?;
+    let _agent = pair.lab.n1().agent()?;
+    let outside = pair.lab.outside.client()?;
+    for way in WAYS {
+        let first = outside.dial(way, "192.0.2.11:30041")?.name;
+        for to in ["192.0.2.11:30041", "203.0.113.1:80"] {
+            assert_eq!(outside.dial_many(way, to, 20)?, BTreeMap::from([(first.clone(), 20)]), "{way:?} {to}");
+        }
+    }
+    Ok(())
+}
+
+/// A process of the node serves its clients unseen by any egress hook on the way in, and is translated on the way out.
+#[test]
+fn backends_in_the_host_network_of_both_nodes() -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };
-    let (a, b) = (lab.n1().pod(10)?, lab.n2().pod(20)?);
-    let ports = ["8080/TCP", "8080/UDP"];
-    let _servers = [a.place.echo("a", &ports)?, b.place.echo("b", &ports)?];
-    for (name, ip, endpoint, node_port, local) in [
-        ("near", "10.96.0.41", &a, 30001, false),
-        ("far", "10.96.0.42", &b, 30002, false),
-        ("near-local", "10.96.0.43", &a, 30003, true),
-    ] {
-        let node = if endpoint.v4 == a.v4 { "n1" } else { "n2" };
-        let mut service = Svc::new(name).ip(ip).ip(&format!("2001:db8:96::{}", &ip[8..]));
-        service = service.port("t", 80, "TCP").node_port(node_port).port("u", 80, "UDP").node_port(node_port);
-        if local {
-            service = service.set("externalTrafficPolicy", json!("Local"));
-        }
-        lab.apply(&[&service])?;
-        for (suffix, address) in [("4", endpoint.v4.to_string()), ("6", endpoint.v6.to_string())] {
-            let slice = Slice::new(&format!("{name}-{suffix}"), name);
-            lab.apply(&[&slice.port("t", 8080, "TCP").port("u", 8080, "UDP").ready(&address, node)])?;
-        }
+    let ports = ["9090/TCP", "9090/UDP"];
+    let _servers = [lab.n1().host.echo("n1", &ports)?, lab.n2().host.echo("n2", &ports)?];
+    for (name, number, policy) in [("hosts", 41, "Cluster"), ("local", 42, "Local")] {
+        let node_port = 30_000 + number;
+        let service = Svc::new(name).ip(&format!("10.96.0.{number}")).port("t", 80, "TCP").node_port(node_port);
+        let service = service.port("u", 80, "UDP").node_port(node_port).set("externalTrafficPolicy", json!(policy));
+        let slice = Slice::new(name, name).port("t", 9090, "TCP").port("u", 9090, "UDP");
+        lab.apply(&[&service, &slice.ready("192.0.2.11", "n1").ready("192.0.2.12", "n2")])?;
     }
     let _agents = [lab.n1().agent()?, lab.n2().agent()?];
     let outside = lab.outside.client()?;
-    let (n1, n1_6) = (lab.n1().v4, lab.n1().v6);
     for way in WAYS {
-        expect(&outside, way, &format!("{n1}:30001"), "a", &["10.244.1.1", "192.0.2.11"])?;
-        expect(&outside, way, &format!("{n1}:30002"), "b", &["192.0.2.11"])?;
-        expect(&outside, way, &format!("{n1}:30003"), "a", &[OUTSIDE])?;
-        expect(&outside, way, &format!("[{n1_6}]:30001"), "a", &["2001:db8:1::1", "2001:db8::11"])?;
-        expect(&outside, way, &format!("[{n1_6}]:30002"), "b", &["2001:db8::11"])?;
-        expect(&outside, way, &format!("[{n1_6}]:30003"), "a", &[OUTSIDE6])?;
+        expect(&outside, way, "192.0.2.11:30041", &[("n1", &[OUTSIDE]), ("n2", N1_UPLINK)])?;
+        expect(&outside, way, "192.0.2.11:30042", &[("n1", &[OUTSIDE])])?;
+        assert_eq!(outside.dial(way, "192.0.2.12:9090")?.name, "n2", "direct traffic is nobody's business");
+    }
+    Ok(())
+}
+
+/// A connection outlives its backend's readiness; a new one from the same port chooses anew (F51).
+#[test]
+fn a_flow_stays_with_its_backend_and_a_port_used_again_chooses_anew() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    pair.service("web", 41, &[&pair.a], |s| s)?;
+    let agent = pair.lab.n1().agent()?;
+    let outside = pair.lab.outside.client()?;
+    let to = "192.0.2.11:30041";
+    let bind = "198.51.100.10:4567".parse()?;
+    let long = outside.connect(Way::Tcp, to)?;
+    assert_eq!(long.ask()?.answer.name, "a");
+    for _ in 0..3 {
+        assert_eq!(outside.dial_from(Way::Tcp, to, Some(bind))?.name, "a", "the same port again and again");
+        assert_eq!(outside.dial_from(Way::Udp, to, Some(bind))?.name, "a");
+    }
+    pair.service("web", 41, &[&pair.b], |s| s)?;
+    agent.expect(
+        "web",
+        &[
+            "10.96.0.41:80/TCP → 10.244.2.20:8080",
+            "10.96.0.41:80/UDP → 10.244.2.20:8080",
+            "192.0.2.11:30041/TCP → 10.244.2.20:8080",
+            "192.0.2.11:30041/UDP → 10.244.2.20:8080",
+            "[2001:db8:96::41]:80/TCP → [2001:db8:2::20]:8080",
+            "[2001:db8:96::41]:80/UDP → [2001:db8:2::20]:8080",
+            "[2001:db8::11]:30041/TCP → [2001:db8:2::20]:8080",
+            "[2001:db8::11]:30041/UDP → [2001:db8:2::20]:8080",
+        ],
+    )?;
+    assert_eq!(long.ask()?.answer.name, "a", "K06: an open connection stays");
+    for way in WAYS {
+        assert_eq!(outside.dial_from(way, to, Some(bind))?.name, "b", "{way:?}: the old backend is gone");
     }
     Ok(())
 }

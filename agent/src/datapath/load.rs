@@ -12,7 +12,7 @@ use sheave_ebpf::{
     addr::Addr,
     affinity::AffinityKey,
     backend::Backend,
-    conntrack::{Flow, Tuple},
+    conntrack::{Flow, FragmentKey, Ports, Tuple},
     counter,
     device::Device,
     frontend::{Frontend, FrontendKey},
@@ -100,6 +100,8 @@ impl Features {
 
 /// A cluster has one or two service CIDRs; more than a handful is a mistake.
 const MAX_SERVICE_CIDRS: u32 = 1024;
+/// Packets of which fragments are still to come; each for milliseconds.
+const FRAGMENTED_PACKETS: u32 = 8192;
 /// Network devices of a node, and its addresses.
 const MAX_DEVICES: u32 = 4096;
 /// Pod CIDRs: one or two for each node of a large cluster.
@@ -141,6 +143,7 @@ fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
         array(maps::META, 8, meta::SIZE),
         shape(maps::COUNTERS, MapType::PerCpuArray, 4, 8, counter::SIZE),
         shape(maps::CONNTRACK, MapType::LruHash, size_of::<Tuple>(), size_of::<Flow>(), conntrack),
+        shape(maps::FRAGMENTS, MapType::LruHash, size_of::<FragmentKey>(), size_of::<Ports>(), FRAGMENTED_PACKETS),
         shape(maps::DEVICES, MapType::Hash, 4, size_of::<Device>(), MAX_DEVICES),
         shape(maps::NODE_ADDRESSES, MapType::Hash, size_of::<Addr>(), 4, MAX_DEVICES),
         shape(maps::POD_RANGES, MapType::LpmTrie, 4 + size_of::<Addr>(), 4, MAX_POD_RANGES),

@@ -13,6 +13,7 @@ mod atomic;
 mod bind;
 mod conntrack;
 mod count;
+mod icmp;
 mod maps;
 mod nat;
 mod packet;

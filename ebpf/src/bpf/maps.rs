@@ -15,7 +15,7 @@ use sheave_ebpf::{
     addr::Addr,
     affinity::AffinityKey,
     backend::Backend,
-    conntrack::{Flow, Tuple},
+    conntrack::{Flow, FragmentKey, Ports, Tuple},
     counter,
     device::{self, Device},
     frontend::{Frontend, FrontendKey},
@@ -63,6 +63,8 @@ static META: Array<u64, { meta::SIZE as usize }, MMAPABLE> = Array::new();
 static COUNTERS: PerCpuArray<u64, { counter::SIZE as usize }> = PerCpuArray::new();
 #[btf_map]
 static CONNTRACK: LruHashMap<Tuple, Flow, 262_144> = LruHashMap::new();
+#[btf_map]
+static FRAGMENTS: LruHashMap<FragmentKey, Ports, 8_192> = LruHashMap::new();
 #[btf_map]
 static DEVICES: HashMap<u32, Device, 4_096, ON_DEMAND> = HashMap::new();
 #[btf_map]
@@ -281,6 +283,17 @@ pub fn insert_flow(tuple: &Tuple, flow: &Flow, flags: u32) -> Result<(), i32> {
 #[inline(always)]
 pub fn remove_flow(tuple: &Tuple) {
     let _missing = CONNTRACK.remove(tuple);
+}
+
+/// The ports of the packet that a fragment belongs to.
+#[inline(always)]
+pub fn fragment(key: &FragmentKey) -> Option<Ports> {
+    FRAGMENTS.get_ptr(key).map(|ports| unsafe { *ports })
+}
+
+#[inline(always)]
+pub fn insert_fragment(key: &FragmentKey, ports: &Ports) -> Result<(), i32> {
+    FRAGMENTS.insert(key, ports, 0)
 }
 
 #[inline(always)]

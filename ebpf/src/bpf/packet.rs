@@ -3,7 +3,7 @@
 //! the kernel routes.
 use crate::{
     conntrack::{self, Entry},
-    count, maps, nat, refuse, select,
+    count, icmp, maps, nat, refuse, select,
     skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
 };
 use sheave_ebpf::{
@@ -31,7 +31,9 @@ pub fn ingress(skb: Skb) -> i32 {
     if !skb::parse(skb, HOOK_INGRESS, &mut packet) {
         return NEXT;
     }
-    if packet.tuple.proto == proto::TCP && packet.tcp & (TCP_SYN | TCP_ACK) != TCP_SYN {
+    let opens =
+        packet.is_ordinary() && (packet.tuple.proto != proto::TCP || packet.tcp & (TCP_SYN | TCP_ACK) == TCP_SYN);
+    if !opens {
         return if conntrack::any() { follow(skb, &packet).unwrap_or(NEXT) } else { NEXT };
     }
     if packet.tuple.proto != proto::TCP
@@ -56,6 +58,9 @@ pub fn ingress_from_workload(skb: Skb) -> i32 {
     if !skb::parse(skb, HOOK_INGRESS, &mut packet) {
         return NEXT;
     }
+    if packet.quoted != 0 {
+        return follow(skb, &packet).unwrap_or(NEXT);
+    }
     unhide(skb, &packet).unwrap_or(NEXT)
 }
 
@@ -66,7 +71,7 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
     let ours = mark & (maps::masquerade_mark() | maps::reply_mark());
     if ours != 0 {
         skb::set_mark(skb, mark & !ours);
-    } else if !to_clients || !conntrack::are_there(meta::PLAIN_FLOWS) {
+    } else if !to_clients || !may_be_ours(skb) {
         return NEXT;
     }
     let mut packet = Packet::NONE;
@@ -74,12 +79,32 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
         return NEXT;
     }
     let Some(entry) = conntrack::find(&packet.tuple) else {
-        return if ours & maps::masquerade_mark() != 0 { nat::hide(skb, &packet) } else { NEXT };
+        return if ours & maps::masquerade_mark() != 0 && packet.is_ordinary() {
+            nat::hide(skb, &packet)
+        } else {
+            NEXT
+        };
     };
+    let Flow { to, to_port, .. } = entry.flow;
+    if packet.quoted != 0 {
+        return done(icmp::set_source(skb, &packet, &to, to_port));
+    }
     if entry.flow.role() == ROLE_REPLY {
         entry.touch(&packet);
     }
-    if skb::set_source(skb, &packet, &entry.flow.to, entry.flow.to_port).is_none() {
+    done(skb::set_source(skb, &packet, &to, to_port))
+}
+
+/// Whether an unmarked packet that leaves may belong to a flow: the reply to a client that is not hidden, or what this
+/// node itself says of a packet that it cannot forward.
+#[inline(always)]
+fn may_be_ours(skb: Skb) -> bool {
+    conntrack::are_there(meta::PLAIN_FLOWS) || (conntrack::are_there(meta::MASQUERADED_FLOWS) && skb::is_icmp(skb))
+}
+
+#[inline(always)]
+fn done(rewritten: Option<()>) -> i32 {
+    if rewritten.is_none() {
         count::bump(Counter::PacketMalformed);
         return DROP;
     }
@@ -104,7 +129,7 @@ fn unhide(skb: Skb, packet: &Packet) -> Option<i32> {
 #[inline(always)]
 fn follow(skb: Skb, packet: &Packet) -> Option<i32> {
     let entry = conntrack::find(&packet.tuple)?;
-    if entry.flow.role() == ROLE_DIAL {
+    if entry.flow.role() == ROLE_DIAL && packet.quoted == 0 {
         entry.touch(packet);
     }
     Some(send(skb, packet, &entry.flow))
@@ -113,8 +138,12 @@ fn follow(skb: Skb, packet: &Packet) -> Option<i32> {
 /// Gives a packet its new destination, and tells egress what is left to do.
 #[inline(never)]
 fn send(skb: Skb, packet: &Packet, flow: &Flow) -> i32 {
-    if skb::set_destination(skb, packet, &flow.to, flow.to_port).is_none() {
-        count::bump(Counter::PacketMalformed);
+    let rewritten = if packet.quoted != 0 {
+        icmp::set_destination(skb, packet, &flow.to, flow.to_port)
+    } else {
+        skb::set_destination(skb, packet, &flow.to, flow.to_port)
+    };
+    if done(rewritten) == DROP {
         return DROP;
     }
     if flow.role() == ROLE_RETURN {

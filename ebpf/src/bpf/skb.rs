@@ -8,7 +8,11 @@ use aya_ebpf::{
     helpers::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_load_bytes, bpf_skb_store_bytes},
 };
 use core::{mem::MaybeUninit, ptr};
-use sheave_ebpf::{addr::Addr, conntrack::Tuple, proto};
+use sheave_ebpf::{
+    addr::Addr,
+    conntrack::{FragmentKey, Ports, Tuple},
+    proto,
+};
 
 /// The context.
 pub type Skb = *mut __sk_buff;
@@ -32,20 +36,39 @@ pub const TCP_ACK: u8 = 1 << 4;
 const TCP_HEADER: u32 = 20;
 const UDP_HEADER: u32 = 8;
 const SCTP_HEADER: u32 = 12;
+/// Between an ICMP error's own header and what it quotes.
+pub const ICMP_HEADER: u32 = 8;
 
 /// `BPF_F_IPV6`, Linux 6.16.
 const F_IPV6: u64 = 1 << 7;
 
-/// A packet with ports.
+/// A packet that may be translated.
 #[derive(Clone, Copy)]
 pub struct Packet {
-    /// Who sends what to whom; `hook` is the caller's.
+    /// Who sends what to whom; `hook` is the caller's. Of an ICMP error: the packet that would answer the quoted one,
+    /// so that it is found like every other packet of its flow.
     pub tuple: Tuple,
-    /// Offset of the transport header.
+    /// Offset of the transport header; of an ICMP error: of the quoted one.
     pub l4: u32,
+    /// Of an ICMP error: offset of the quoted IP header. Else 0.
+    pub quoted: u32,
+    /// Names the fragments of one packet.
+    pub id: u32,
+    pub part: Part,
     /// TCP's flags; 0 otherwise.
     pub tcp: u8,
     pub is_v6: bool,
+}
+
+/// How much of a packet there is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Part {
+    Whole,
+    /// The first of several fragments.
+    First,
+    /// Without a transport header; the ports are remembered from the first.
+    Later,
 }
 
 impl Packet {
@@ -61,9 +84,24 @@ impl Packet {
             zero: 0,
         },
         l4: 0,
+        quoted: 0,
+        id: 0,
+        part: Part::Whole,
         tcp: 0,
         is_v6: false,
     };
+
+    /// Whether it can open a flow.
+    #[inline(always)]
+    pub fn is_ordinary(&self) -> bool {
+        self.quoted == 0 && self.part as u8 != Part::Later as u8
+    }
+
+    #[inline(always)]
+    fn fragment_key(&self) -> FragmentKey {
+        let Tuple { src, dst, proto, hook, .. } = self.tuple;
+        FragmentKey { src, dst, id: self.id, proto, hook, zero: 0 }
+    }
 }
 
 /// What an IP header says.
@@ -117,12 +155,16 @@ pub fn length(skb: Skb) -> u32 {
     unsafe { (&raw const (*skb).len).read_volatile() }
 }
 
+#[inline(always)]
+fn ethertype(skb: Skb) -> u16 {
+    u16::from_be(unsafe { (&raw const (*skb).protocol).read_volatile() } as u16)
+}
+
 /// The packet's outermost IP header. `None` for every other protocol.
 #[inline(always)]
 pub fn header(skb: Skb) -> Option<Header> {
-    let ethertype = u16::from_be(unsafe { (&raw const (*skb).protocol).read_volatile() } as u16);
     let at = maps::link_header();
-    match ethertype {
+    match ethertype(skb) {
         ETH_P_IP => header_v4(skb, at),
         ETH_P_IPV6 => header_v6(skb, at),
         _ => None,
@@ -211,11 +253,18 @@ fn extension_headers(skb: Skb, header: &mut Header) -> Option<()> {
     None
 }
 
-/// The packet, if it has ports and is whole enough to be changed; `false` for every other. A function of its own, so
-/// that its stack is free again when the packet is dealt with.
+/// The packet, if it is of a protocol with ports and whole enough to be changed, or an ICMP error about such a packet;
+/// `false` for every other. A function of its own, so that its stack is free again when the packet is dealt with.
 #[inline(never)]
 pub fn parse(skb: Skb, hook: u8, packet: &mut Packet) -> bool {
-    let parsed = header(skb).and_then(|header| with_ports(skb, &header, hook));
+    let Some(header) = header(skb) else { return false };
+    let parsed = if header.fragment != 0 {
+        later(&header, hook)
+    } else if header.proto == proto::ICMP || header.proto == proto::ICMPV6 {
+        error(skb, &header, hook)
+    } else {
+        with_ports(skb, &header, hook)
+    };
     if let Some(parsed) = parsed {
         *packet = parsed;
     }
@@ -235,13 +284,76 @@ fn with_ports(skb: Skb, header: &Header, hook: u8) -> Option<Packet> {
     }
     let [src_port, dst_port]: [u16; 2] = load(skb, header.l4)?;
     let tcp = if header.proto == proto::TCP { load::<u8>(skb, header.l4 + 13)? } else { 0 };
-    let tuple = Tuple { src: header.src, dst: header.dst, src_port, dst_port, proto: header.proto, hook, zero: 0 };
-    Some(Packet { tuple, l4: header.l4, tcp, is_v6: header.is_v6 })
+    let part = if header.more { Part::First } else { Part::Whole };
+    Some(Packet { part, tcp, ..packet_of(header, hook, src_port, dst_port) })
+}
+
+/// A fragment behind the first one; `None` when that one was not seen, or was none of ours.
+#[inline(always)]
+fn later(header: &Header, hook: u8) -> Option<Packet> {
+    let packet = Packet { part: Part::Later, ..packet_of(header, hook, 0, 0) };
+    let ports = maps::fragment(&packet.fragment_key())?;
+    Some(Packet { tuple: Tuple { src_port: ports.src, dst_port: ports.dst, ..packet.tuple }, ..packet })
+}
+
+/// An ICMP error that quotes a packet with ports.
+#[inline(always)]
+fn error(skb: Skb, header: &Header, hook: u8) -> Option<Packet> {
+    let kind: u8 = load(skb, header.l4)?;
+    let is_error = match header.is_v6 {
+        false => matches!(kind, 3 | 11 | 12), // unreachable (too big as well), time exceeded, parameter problem
+        true => matches!(kind, 1..=4),        // the same, too big on its own
+    };
+    if !is_error {
+        return None;
+    }
+    let at = header.l4 + ICMP_HEADER;
+    let quoted = if header.is_v6 { header_v6(skb, at)? } else { header_v4(skb, at)? };
+    if quoted.fragment != 0 || !matches!(quoted.proto, proto::TCP | proto::UDP | proto::SCTP) {
+        return None;
+    }
+    let [src_port, dst_port]: [u16; 2] = load(skb, quoted.l4)?;
+    let packet = packet_of(&quoted, hook, src_port, dst_port);
+    Some(Packet { tuple: packet.tuple.reversed(), quoted: at, ..packet })
+}
+
+#[inline(always)]
+fn packet_of(header: &Header, hook: u8, src_port: u16, dst_port: u16) -> Packet {
+    Packet {
+        tuple: Tuple { src: header.src, dst: header.dst, src_port, dst_port, proto: header.proto, hook, zero: 0 },
+        l4: header.l4,
+        quoted: 0,
+        id: header.id,
+        part: Part::Whole,
+        tcp: 0,
+        is_v6: header.is_v6,
+    }
+}
+
+/// Whether the packet is ICMP of its family, by one byte of it.
+#[inline(always)]
+pub fn is_icmp(skb: Skb) -> bool {
+    let at = maps::link_header();
+    match ethertype(skb) {
+        ETH_P_IP => load::<u8>(skb, at + 9) == Some(proto::ICMP),
+        ETH_P_IPV6 => load::<u8>(skb, at + 6) == Some(proto::ICMPV6),
+        _ => false,
+    }
+}
+
+/// Remembers the ports for the fragments that follow.
+#[inline(always)]
+fn remember_fragments(packet: &Packet) {
+    if packet.part as u8 == Part::First as u8 {
+        let ports = Ports { src: packet.tuple.src_port, dst: packet.tuple.dst_port };
+        let _full = maps::insert_fragment(&packet.fragment_key(), &ports);
+    }
 }
 
 /// Replaces the destination. `None`: the packet is as it was, or too broken to go on.
 #[inline(never)]
 pub fn set_destination(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Option<()> {
+    remember_fragments(packet);
     let at = maps::link_header() + if packet.is_v6 { 24 } else { 16 };
     let old = (&packet.tuple.dst, packet.tuple.dst_port);
     replace(skb, packet, (at, packet.l4 + 2), old, (addr, port))
@@ -250,6 +362,7 @@ pub fn set_destination(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Opt
 /// Replaces the source. `None`: the packet is as it was, or too broken to go on.
 #[inline(never)]
 pub fn set_source(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Option<()> {
+    remember_fragments(packet);
     let at = maps::link_header() + if packet.is_v6 { 8 } else { 12 };
     let old = (&packet.tuple.src, packet.tuple.src_port);
     replace(skb, packet, (at, packet.l4), old, (addr, port))
@@ -258,6 +371,9 @@ pub fn set_source(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Option<(
 #[inline(always)]
 fn replace(skb: Skb, packet: &Packet, at: (u32, u32), old: (&Addr, u16), new: (&Addr, u16)) -> Option<()> {
     let (addr_at, port_at) = at;
+    if packet.part as u8 == Part::Later as u8 {
+        return set_address(skb, packet.is_v6, addr_at, old.0, new.0);
+    }
     // UDP may carry no checksum: the flag leaves 0 alone and never produces it. SCTP's does not cover addresses.
     let checksum = match packet.tuple.proto {
         proto::TCP => Some((packet.l4 + 16, 0)),
