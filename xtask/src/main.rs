@@ -2,6 +2,7 @@
 //! the rest of the workspace needs, `setup` finds or installs.
 
 mod demo;
+mod image;
 mod kubernetes;
 mod lint;
 mod root;
@@ -38,6 +39,8 @@ enum Command {
         #[arg(default_values_t = kubernetes::API.map(str::to_owned))]
         programs: Vec<String>,
     },
+    /// Make the container image, as an OCI archive, without a container engine
+    Image(image::Args),
     /// Check what no compiler checks: layering, unsafe budget, links of the documentation
     Tidy,
 }
@@ -53,6 +56,7 @@ fn main() -> anyhow::Result<()> {
             let names: Vec<&str> = programs.iter().map(String::as_str).collect();
             kubernetes::programs(&names).map(|folder| println!("{}", folder.display()))
         }
+        Command::Image(args) => image::run(&args),
         Command::Tidy => tidy::run(),
     }
 }

@@ -54,6 +54,16 @@ impl Toolchain {
         println!("built {}", root::target().join("release/sheave").display());
         Ok(())
     }
+
+    /// The agent as it is shipped in an image: without a library of this host, glibc included. Says where it is.
+    pub fn build_static(&self) -> Result<PathBuf> {
+        let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+        // For the target alone, which has to be named therefore: build scripts and macros are made for this host.
+        let flags = format!("target.{target}.rustflags=[\"-Ctarget-feature=+crt-static\"]");
+        let mut cargo = self.cargo(&["build", "--release", "--package", "sheave-agent", "--target", &target]);
+        root::run(cargo.args(["--config", &flags]))?;
+        Ok(root::target().join(target).join("release/sheave"))
+    }
 }
 
 /// The toolchain, installed if need be.
