@@ -7,6 +7,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 use sheave_tests::{
     foreign,
@@ -199,6 +203,13 @@ fn cleanup_leaves_the_node_as_if_never_installed() -> Result<()> {
         Ok(())
     })?;
     assert_eq!(ended(&cleanup(&[])?, 0).0, "nothing to clean up\n");
+
+    let mut staying = sheave(node, &["cleanup", "--stay"])?.stdout(Stdio::piped()).spawn()?;
+    let mut said = BufReader::new(staying.stdout.take().context("no stdout")?).lines();
+    assert_eq!(said.next().transpose()?.as_deref(), Some("nothing to clean up"));
+    assert_eq!(said.next().transpose()?.as_deref(), Some("staying until told to stop"));
+    kill(Pid::from_raw(staying.id().try_into()?), Signal::SIGTERM)?;
+    assert_eq!(staying.wait()?.code(), Some(0), "it hears the signal and ends well");
 
     agent.restart().context("installed once more")
 }

@@ -62,6 +62,7 @@ impl CleanupArgs {
         if removed.is_empty() {
             writeln!(out, "nothing to clean up")?;
         }
+        drop(out);
         if self.stay { block_on(told_to_stop()) } else { Ok(()) }
     }
 }
@@ -69,6 +70,7 @@ impl CleanupArgs {
 /// The first process of a container hears no signal that it does not wait for.
 async fn told_to_stop() -> anyhow::Result<()> {
     let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    writeln!(io::stdout(), "staying until told to stop")?;
     tokio::select! {
         _ = term.recv() => {}
         _ = interrupt.recv() => {}

@@ -96,6 +96,7 @@ fn every_flag_reaches_its_option() {
             "--cluster-cidr 10.0.0.0/8,2001:db8::/32",
             |o| matches!(&o.packets.detection, PodDetection::Within(nets) if nets.len() == 2),
         ),
+        ("--close-tcp=true --host-sockets-only=false", |o| o.close_tcp && !o.host_sockets_only),
     ];
     for (flags, holds) in cases {
         let options = options(flags).unwrap_or_else(|e| panic!("{flags}: {e}"));
