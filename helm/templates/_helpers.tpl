@@ -71,6 +71,14 @@ Where something else serves ClusterIPs on every node, say so: --set apiServer.in
 {{- else if ne (toString $config.mode) "nftables" -}}
 {{- $_ = set $flags "nodeportAddresses" (list "all") -}}
 {{- end -}}
+{{- if eq (toString $config.detectLocalMode) "NodeCIDR" -}}
+{{- $_ = set $flags "detectPods" "node" -}}
+{{- else if $config.clusterCIDR -}}
+{{- $_ = set $flags "clusterCidr" (splitList "," $config.clusterCIDR) -}}
+{{- end -}}
+{{- if or ($config.iptables | default dict).masqueradeAll ($config.nftables | default dict).masqueradeAll -}}
+{{- $_ = set $flags "masqueradeAll" true -}}
+{{- end -}}
 {{- if hasKey ($config.iptables | default dict) "localhostNodePorts" -}}
 {{- if not (kindIs "invalid" $config.iptables.localhostNodePorts) -}}
 {{- $_ = set $flags "loopbackNodeports" $config.iptables.localhostNodePorts -}}

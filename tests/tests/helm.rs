@@ -153,6 +153,8 @@ fn what_cannot_work_is_refused_with_a_reason() -> Result<()> {
         ("no network", &["agent.externalIpCidrs={203.0.113.7}"], "/agent/externalIpCidrs/0"),
         ("neither word nor network", &["agent.nodeportAddresses={eth0}"], "/agent/nodeportAddresses/0"),
         ("no address to bind", &["agent.healthzBindAddress=everywhere"], "/agent/healthzBindAddress"),
+        ("no range of ports", &["agent.snatPorts=10000"], "/agent/snatPorts"),
+        ("a bit that a mark does not have", &["agent.markBit=32"], "/agent/markBit"),
         ("a Service without namespace", &["agent.skipServices={web}"], "/agent/skipServices/0"),
         ("a capability too much", &["capabilities={BPF,NET_ADMIN,SYS_MODULE}"], "/capabilities/2"),
         ("a capability too few", &["capabilities={BPF}"], "/capabilities"),
@@ -275,6 +277,19 @@ fn kube_proxys_configuration_becomes_flags() -> Result<()> {
             &[],
             &["--healthz-bind-address=192.0.2.1:1", "--metrics-bind-address=[::]:2"],
         ),
+        (
+            "pods",
+            "mode: nftables\nclusterCIDR: 10.244.0.0/16,2001:db8::/48",
+            &[],
+            &["--cluster-cidr=10.244.0.0/16,2001:db8::/48"],
+        ),
+        (
+            "pods of this node",
+            "mode: nftables\nclusterCIDR: 10.244.0.0/16\ndetectLocalMode: NodeCIDR",
+            &[],
+            &["--detect-pods=node"],
+        ),
+        ("masquerade", "mode: nftables\nnftables: {masqueradeAll: true}", &[], &["--masquerade-all=true"]),
         ("loopback", "mode: nftables\niptables: {localhostNodePorts: false}", &[], &["--loopback-nodeports=false"]),
         ("loopback unsaid", "mode: nftables\niptables: {localhostNodePorts: null}", &[], &[]),
         (

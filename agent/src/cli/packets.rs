@@ -21,7 +21,8 @@ pub struct PacketArgs {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     devices: Vec<String>,
     /// Translate packets on workloads' devices too: for pods whose sockets the host's kernel does not see
-    #[arg(long)]
+    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
     pod_packets: bool,
     /// Which sources are pods: addresses in the cluster's pod networks, in this node's, or none
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = DetectArg::Cluster)]
@@ -30,10 +31,12 @@ pub struct PacketArgs {
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     cluster_cidr: Vec<IpNet>,
     /// Hide every client of a ClusterIP from the backend, pods too
-    #[arg(long)]
+    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
     masquerade_all: bool,
     /// With externalTrafficPolicy Cluster, show the client's address to backends on the node that it came to
-    #[arg(long)]
+    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
     preserve_client_ip_for_local_backends: bool,
     /// Ports that hide clients; apart from NodePorts and from the host's own (net.ipv4.ip_local_port_range)
     #[arg(long, value_name = "FIRST-LAST", default_value = "10000-29999", value_parser = ports)]

@@ -86,6 +86,7 @@ fn every_flag_reaches_its_option() {
         ("--packet-path=false", |o| !o.packets.enabled),
         ("--pod-packets", |o| o.packets.from_pods),
         ("--masquerade-all", |o| o.packets.switches.masquerade_all),
+        ("--masquerade-all=false --pod-packets=true", |o| !o.packets.switches.masquerade_all && o.packets.from_pods),
         ("--preserve-client-ip-for-local-backends", |o| o.packets.switches.keep_client),
         ("--snat-ports 61000-65535 --mark-bit 3", |o| {
             o.packets.switches.snat_ports == (61_000, 65_535) && o.packets.switches.mark_bit == 3
