@@ -22,7 +22,7 @@ use tokio::{
 use crate::{
     api::{self, ApiHandle, Request},
     datapath::{
-        Datapath, Removed, addresses, attach, devices, discard,
+        Datapath, Stale, addresses, attach, devices, discard,
         kernel::Kernel,
         load::{self, Features, Loaded, Switches},
         packets::{self, Packets},
@@ -121,7 +121,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         warnings,
         pod_ranges,
         detection: options.packets.detection.clone(),
-        closer: start_closer(Closer::open(&pins, options.close_tcp)?)?,
+        closer: start_closer(Closer::open(&pins, &host.cgroup_root, options.close_tcp)?)?,
         features: feature_views(features),
         health: health.clone(),
         needs_node: matches!(options.source, SourceOptions::Kubernetes { .. }),
@@ -172,14 +172,14 @@ async fn start_packets(
 }
 
 /// Closing sockets takes a look into every network namespace: not in the engine's thread.
-fn start_closer(mut closer: Closer) -> anyhow::Result<std::sync::mpsc::Sender<Vec<Removed>>> {
-    let (send, receive) = std::sync::mpsc::channel::<Vec<Removed>>();
+fn start_closer(mut closer: Closer) -> anyhow::Result<std::sync::mpsc::Sender<Vec<Stale>>> {
+    let (send, receive) = std::sync::mpsc::channel::<Vec<Stale>>();
     let work = move || {
-        while let Ok(mut removed) = receive.recv() {
-            removed.extend(receive.try_iter().flatten()); // one look for all that came meanwhile
-            let closed = closer.close(&removed);
+        while let Ok(mut stale) = receive.recv() {
+            stale.extend(receive.try_iter().flatten()); // one look for all that came meanwhile
+            let closed = closer.close(&stale);
             if closed.sockets > 0 {
-                tracing::info!(sockets = closed.sockets, "closed sockets that were connected to removed backends");
+                tracing::info!(sockets = closed.sockets, "closed sockets whose peer serves no more");
             }
             if closed.unreachable > 0 {
                 tracing::warn!(
@@ -216,7 +216,7 @@ struct Core<D> {
     /// By object.
     problems: BTreeMap<String, String>,
     warnings: Vec<String>,
-    closer: std::sync::mpsc::Sender<Vec<Removed>>,
+    closer: std::sync::mpsc::Sender<Vec<Stale>>,
     features: Vec<FeatureView>,
     /// The packet path is told whose addresses are pods'.
     pod_ranges: watch::Sender<BTreeSet<IpNet>>,
@@ -282,9 +282,9 @@ impl<D: Datapath + Counters> Core<D> {
                 retry = Some(now + pause);
                 pause = (pause * 2).min(LONGEST_RETRY);
             }
-            let removed = self.engine.take_removed();
-            if !removed.is_empty() {
-                drop(self.closer.send(removed)); // the closer ends only when this loop does
+            let stale = self.engine.take_stale();
+            if !stale.is_empty() {
+                drop(self.closer.send(stale)); // the closer ends only when this loop does
             }
             let ranges = self.engine.pod_ranges(&self.detection);
             self.pod_ranges.send_if_modified(|old| {

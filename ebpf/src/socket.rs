@@ -24,7 +24,7 @@ pub const CONNECTED: u16 = 1;
 pub const HAS_PEERS: u16 = 1 << 1;
 
 pod! {
-    /// A backend that a socket talks to.
+    /// A backend that a socket talks to, or the discard address when it meets silence.
     pub struct PeerKey [32] {
         /// The socket's cookie.
         pub cookie: u64,
@@ -50,7 +50,10 @@ pod! {
         pub port: u16,
         /// Always 0.
         pub zero: u16,
-        /// Service id.
+        /// Service id, or [`NO_SERVICE`].
         pub service: u32,
     }
 }
+
+/// The service of a socket that dialled an address which no Service has.
+pub const NO_SERVICE: u32 = u32::MAX;

@@ -106,15 +106,29 @@ impl Default for Limits {
 /// An LPM key: prefix length in bits, and the data.
 pub type RangeKey = (u32, SourceRange);
 
-/// A backend that left its service: datagram sockets connected to it are to be closed.
+/// Connected sockets that nothing else tells to look for another peer: they are to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Removed {
-    /// Address.
-    pub addr: Addr,
-    /// Port, network order.
-    pub port: u16,
-    /// IANA protocol number.
-    pub proto: u8,
+pub enum Stale {
+    /// Sockets that this service sent to a backend which left it, or serves no more.
+    Backend {
+        /// Service id.
+        service: u32,
+        /// Address.
+        addr: Addr,
+        /// Port, network order.
+        port: u16,
+        /// IANA protocol number.
+        proto: u8,
+    },
+    /// Datagram sockets that dialled a frontend while it led nowhere, or to another service (K07).
+    Frontend {
+        /// Who has it now.
+        service: u32,
+        /// Address.
+        addr: Addr,
+        /// Port, network order.
+        port: u16,
+    },
 }
 
 /// The tables, one verb a method. Every write is idempotent; removing what is not there is success.

@@ -9,9 +9,12 @@ use std::{
         fd::{AsRawFd as _, RawFd},
         unix::fs::MetadataExt as _,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
 };
+
+/// Device and inode of a namespace: the same for everyone.
+pub type Id = (u64, u64);
 
 /// The cookie of the network namespace that this thread lives in. Needs Linux ≥ 5.14.
 ///
@@ -44,6 +47,27 @@ pub fn all() -> Vec<File> {
             seen.insert((meta.dev(), meta.ino())).then(|| File::open(path).ok())?
         })
         .collect()
+}
+
+/// Which namespace an open file is.
+#[must_use]
+pub fn id(namespace: &File) -> Option<Id> {
+    namespace.metadata().ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+/// The namespaces that processes of a cgroup and those below it live in.
+#[must_use]
+pub fn of_cgroup(root: &Path) -> BTreeSet<Id> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let processes = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+        let namespaces = processes.lines().filter_map(|process| fs::metadata(format!("/proc/{process}/ns/net")).ok());
+        found.extend(namespaces.map(|meta| (meta.dev(), meta.ino())));
+        let below = fs::read_dir(&folder).into_iter().flatten().flatten();
+        folders.extend(below.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
+    }
+    found
 }
 
 fn entries(directory: &str) -> impl Iterator<Item = PathBuf> {

@@ -1,21 +1,26 @@
 //! Closing sockets that are connected to a backend which left its Service: nothing else tells a connected UDP socket
 //! that its peer is gone (`semantics.md` F49, cases 21 and 22 of the field). SOCK_DESTROY over NETLINK_SOCK_DIAG, in
 //! every network namespace; only sockets that `PEERS` knows we sent there, never one that dialled the pod itself.
+//!
+//! And datagram sockets that dialled a frontend before it led anywhere (K07): connected to the virtual address itself,
+//! or to the discard address.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
+    net::IpAddr,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    path::{Path, PathBuf},
 };
 
 use aya::maps::{HashMap, Map, MapData};
 use sheave_ebpf::{
     addr::Addr,
-    maps, proto,
+    discard, maps, proto,
     socket::{Peer, PeerKey},
 };
 
-use super::{Error, Removed, Result, kernel::flatten, netns, pins::Pins, words};
+use super::{Error, Result, Stale, kernel::flatten, netns, pins::Pins, words};
 
 const BY_FAMILY: u16 = 20;
 const DESTROY: u16 = 21;
@@ -41,8 +46,19 @@ pub struct Closed {
 /// Closes sockets of removed backends.
 pub struct Closer {
     peers: HashMap<MapData, PeerKey, Peer>,
+    /// Root of the cgroups whose sockets are translated.
+    cgroup_root: PathBuf,
     /// TCP too; only where the programs were told to enter TCP sockets in `PEERS`.
     tcp: bool,
+}
+
+/// What to look for.
+#[derive(Default)]
+struct Wanted {
+    /// Protocol, address and port → the services that no longer lead there.
+    backends: BTreeMap<(u8, Addr, u16), BTreeSet<u32>>,
+    /// Address and port → the service that has it now. UDP.
+    frontends: BTreeMap<(Addr, u16), u32>,
 }
 
 impl Closer {
@@ -50,34 +66,35 @@ impl Closer {
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub fn open(pins: &Pins, tcp: bool) -> Result<Self> {
+    pub fn open(pins: &Pins, cgroup_root: &Path, tcp: bool) -> Result<Self> {
         let incompatible =
             |e: &dyn std::error::Error| Error::Incompatible(format!("map {}: {}", maps::PEERS, flatten(e)));
         let map = MapData::from_pin(pins.map(maps::PEERS)).map_err(|e| incompatible(&e))?;
-        Ok(Self { peers: HashMap::try_from(Map::LruHashMap(map)).map_err(|e| incompatible(&e))?, tcp })
+        let peers = HashMap::try_from(Map::LruHashMap(map)).map_err(|e| incompatible(&e))?;
+        Ok(Self { peers, cgroup_root: cgroup_root.to_owned(), tcp })
     }
 
-    /// Closes every socket that was sent to one of `removed`, wherever it lives.
-    pub fn close(&mut self, removed: &[Removed]) -> Closed {
-        let wanted: BTreeSet<(u8, Addr, u16)> = removed
-            .iter()
-            .filter(|r| r.proto == proto::UDP || (self.tcp && r.proto == proto::TCP))
-            .map(|r| (r.proto, r.addr, r.port))
-            .collect();
+    /// Closes the sockets that are meant, wherever they live.
+    pub fn close(&mut self, stale: &[Stale]) -> Closed {
+        let wanted = Wanted::new(stale, self.tcp);
+        let protocols = wanted.protocols();
         let mut closed = Closed::default();
-        if wanted.is_empty() {
+        if protocols.is_empty() {
             return closed;
         }
         // A program that chose the backend just before it left may be about to enter its socket.
         words::grace_period();
-        let protocols: BTreeSet<u8> = wanted.iter().map(|(proto, ..)| *proto).collect();
+        // Sockets that no entry tells apart are ours only where our processes live: another agent may share this host.
+        let ours = if wanted.frontends.is_empty() { BTreeSet::new() } else { netns::of_cgroup(&self.cgroup_root) };
         for namespace in netns::all() {
+            let is_ours = netns::id(&namespace).is_some_and(|id| ours.contains(&id));
             let (peers, wanted) = (&self.peers, &wanted);
             let result = netns::within(&namespace, || {
+                let peer = |key: &PeerKey| peers.get(key, 0).ok();
                 let mut count = 0;
                 for proto in &protocols {
                     for family in [libc::AF_INET, libc::AF_INET6] {
-                        count += close_here(*proto, family, |key| is_ours(peers, wanted, key))?;
+                        count += close_here(*proto, family, |key| wanted.names(key, peer, is_ours))?;
                     }
                 }
                 io::Result::Ok(count)
@@ -94,9 +111,47 @@ impl Closer {
     }
 }
 
-/// A socket that leads to a removed backend because a program of ours said so.
-fn is_ours(peers: &HashMap<MapData, PeerKey, Peer>, wanted: &BTreeSet<(u8, Addr, u16)>, key: &PeerKey) -> bool {
-    wanted.contains(&(key.proto, key.addr, key.port)) && peers.get(key, 0).is_ok()
+impl Wanted {
+    fn new(stale: &[Stale], tcp: bool) -> Self {
+        let mut wanted = Self::default();
+        for stale in stale {
+            match *stale {
+                Stale::Backend { service, addr, port, proto } => {
+                    if proto == proto::UDP || (tcp && proto == proto::TCP) {
+                        wanted.backends.entry((proto, addr, port)).or_default().insert(service);
+                    }
+                }
+                Stale::Frontend { service, addr, port } => {
+                    wanted.frontends.insert((addr, port), service);
+                }
+            }
+        }
+        wanted
+    }
+
+    fn protocols(&self) -> BTreeSet<u8> {
+        let udp = (!self.frontends.is_empty()).then_some(proto::UDP);
+        self.backends.keys().map(|(proto, ..)| *proto).chain(udp).collect()
+    }
+
+    /// Whether a socket is meant. `peer` says what it dialled to get where it is connected to; `is_ours` whether it
+    /// would have been translated, had there been a Service.
+    fn names(&self, key: &PeerKey, peer: impl Fn(&PeerKey) -> Option<Peer>, is_ours: bool) -> bool {
+        let left = self.backends.get(&(key.proto, key.addr, key.port));
+        if left.is_none() && (key.proto != proto::UDP || self.frontends.is_empty()) {
+            return false; // most sockets: no look into the map
+        }
+        let Some(peer) = peer(key) else {
+            return is_ours && key.proto == proto::UDP && self.frontends.contains_key(&(key.addr, key.port));
+        };
+        let owner = self.frontends.get(&(peer.addr, peer.port)).filter(|_| key.proto == proto::UDP);
+        left.is_some_and(|services| services.contains(&peer.service))
+            || owner.is_some_and(|owner| *owner != peer.service || is_discard(&key.addr))
+    }
+}
+
+fn is_discard(addr: &Addr) -> bool {
+    *addr == Addr::from(IpAddr::from(discard::V4)) || *addr == Addr::from(IpAddr::from(discard::V6))
 }
 
 /// Closes the sockets of one protocol and family in this thread's network namespace that `is_wanted` names.

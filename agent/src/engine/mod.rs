@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use sheave_ebpf::frontend::FrontendKey;
 
 use crate::{
-    datapath::{Datapath, Error, Removed},
+    datapath::{Datapath, Error, Stale},
     model::{Changes, Node, ServiceName, State, Update},
     options::PodDetection,
     plan::{
@@ -172,9 +172,9 @@ impl<D: Datapath> Engine<D> {
         self.reconciler.is_resting()
     }
 
-    /// Backends that left their service since the last call.
-    pub fn take_removed(&mut self) -> Vec<Removed> {
-        self.reconciler.take_removed()
+    /// Sockets to be closed, since the last call.
+    pub fn take_stale(&mut self) -> Vec<Stale> {
+        self.reconciler.take_stale()
     }
 
     /// Networks whose addresses are pods'.

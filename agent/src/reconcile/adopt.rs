@@ -40,7 +40,7 @@ impl<D: Datapath> Reconciler<D> {
             unknown_ports: 0,
             deleted: true, // the predecessor may have deleted just before it died
             resting: Resting::default(),
-            removed: Vec::new(),
+            stale: Vec::new(),
             forgetful: BTreeSet::new(),
             datapath,
         };

@@ -27,7 +27,7 @@ use sheave_ebpf::{
 };
 
 use crate::{
-    datapath::{Datapath, Error, RangeKey, Removed, Result},
+    datapath::{Datapath, Error, RangeKey, Result, Stale},
     plan::{
         group::{GroupKey, GroupPlan},
         ids::{Ids, Runs},
@@ -99,7 +99,7 @@ pub struct Reconciler<D> {
     /// A frontend was deleted or moved since the last grace period: its element may not be used again before the next.
     deleted: bool,
     resting: Resting,
-    removed: Vec<Removed>,
+    stale: Vec<Stale>,
     /// Service ids whose affinity ended: their clients are to be forgotten.
     forgetful: BTreeSet<u32>,
 }
@@ -199,9 +199,9 @@ impl<D: Datapath> Reconciler<D> {
         self.groups.get(key).is_some_and(|g| g.frontends.contains(frontend)) && !self.problems.contains_key(key)
     }
 
-    /// Backends that left their service since the last call.
-    pub fn take_removed(&mut self) -> Vec<Removed> {
-        std::mem::take(&mut self.removed)
+    /// Sockets to be closed, since the last call.
+    pub fn take_stale(&mut self) -> Vec<Stale> {
+        std::mem::take(&mut self.stale)
     }
 
     /// How full the tables are.

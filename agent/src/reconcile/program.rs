@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use sheave_ebpf::{
     backend::{Backend, FLAG_LOCAL, RETIRED},
-    frontend::{Frontend, FrontendKey},
-    maps, meta,
+    frontend::{Frontend, FrontendKey, KIND_LOOPBACK},
+    maps, meta, proto,
     service::{ALGORITHM_MAGLEV, Config, VERDICT_DROP, VERDICT_REJECT, Word, config_index, word_index},
     source_range::{SERVICE_BITS, SourceRange},
 };
@@ -15,7 +15,8 @@ use super::{
     adopt::{SCOPES, name_record},
 };
 use crate::{
-    datapath::{Datapath, Error, RangeKey, Removed, Result},
+    datapath::{Datapath, Error, RangeKey, Result, Stale},
+    model::Protocol,
     plan::group::{BackendPlan, GroupKey, GroupPlan, ScopePlan},
 };
 use ipnet::IpNet;
@@ -279,6 +280,11 @@ impl<D: Datapath> Reconciler<D> {
                 return Err(error);
             }
             group.words[index] = words[index];
+            if old.verdict() == VERDICT_DROP && plan.key.protocol == Protocol::Udp {
+                let dialled = group.frontends.iter();
+                let stale = dialled.map(|key| Stale::Frontend { service: group.id, addr: key.addr, port: key.port });
+                self.stale.extend(stale);
+            }
             // A run still wanted by a later scope is in `words`.
             let mut named = group.words.to_vec();
             named.extend(words);
@@ -302,6 +308,10 @@ impl<D: Datapath> Reconciler<D> {
             let Some(id) = group.backends.get(&Identity::from(backend)) else { continue };
             if (self.datapath.connections(*id) & RETIRED != 0) == backend.serving {
                 self.datapath.set_retired(*id, !backend.serving)?;
+                if !backend.serving && plan.key.protocol == Protocol::Udp {
+                    let Identity { addr, port, local: _ } = Identity::from(backend);
+                    self.stale.push(Stale::Backend { service: group.id, addr, port, proto: proto::UDP });
+                }
             }
         }
         Ok(())
@@ -327,6 +337,9 @@ impl<D: Datapath> Reconciler<D> {
         }
         self.datapath.put_frontend(key, &value)?;
         let replaced = self.frontends.insert(*key, value);
+        if key.proto == proto::UDP && value.kind != KIND_LOOPBACK && replaced != Some(value) {
+            self.stale.push(Stale::Frontend { service: value.service, addr: key.addr, port: key.port });
+        }
         self.unknown_ports += usize::from(value == UNKNOWN_PORT);
         self.unknown_ports -= usize::from(replaced == Some(UNKNOWN_PORT));
         self.deleted |= replaced.is_some();
@@ -349,7 +362,8 @@ impl<D: Datapath> Reconciler<D> {
                 group.backends.remove(identity);
                 self.resting.backend(id);
                 let Identity { addr, port, local: _ } = *identity;
-                self.removed.push(Removed { addr, port, proto: key.protocol.number() });
+                let proto = key.protocol.number();
+                self.stale.push(Stale::Backend { service: group.id, addr, port, proto });
             }
         }
         Ok(())

@@ -15,7 +15,7 @@ use sheave_ebpf::{
         Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP, VERDICT_FORWARD,
         VERDICT_REJECT, Word, word_index,
     },
-    socket::{CONNECTED, HAS_PEERS, Peer, PeerKey, SocketState},
+    socket::{CONNECTED, HAS_PEERS, NO_SERVICE, Peer, PeerKey, SocketState},
     source_range::SourceRange,
 };
 
@@ -29,8 +29,8 @@ enum Route {
     Untouched,
     /// Fails at once.
     Refused,
-    /// Meets silence.
-    Silent,
+    /// Meets silence; this service's, or nobody's.
+    Silent { service: u32 },
     /// Goes into the run of this word.
     Run { service: u32, scope: Scope, word: Word, config: Config, client: AffinityKey },
 }
@@ -43,12 +43,14 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     match route::<F>(ctx, &key) {
         Route::Untouched => GO_ON,
         Route::Refused => fail(ECONNREFUSED),
-        Route::Silent => {
+        Route::Silent { service } => {
             if !maps::has_discard() {
                 return fail(ETIMEDOUT);
             }
-            remember(ctx, &key, NO_BACKEND, 0);
-            F::set_addr(ctx.sock_addr, &sock_addr::discard_for(&key.addr));
+            let discard = sock_addr::discard_for(&key.addr);
+            let peers = if key.proto == proto::UDP { promise(ctx, &key, service, &discard, key.port) } else { 0 };
+            remember(ctx, &key, NO_BACKEND, peers);
+            F::set_addr(ctx.sock_addr, &discard);
             GO_ON
         }
         Route::Run { service, word, config, client, scope: _ } => {
@@ -57,8 +59,11 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
                 count::bump(Counter::SocketBroken);
                 return GO_ON;
             };
-            let peers =
-                if key.proto == proto::UDP || maps::track_tcp() { promise(ctx, &key, service, backend) } else { 0 };
+            let peers = if key.proto == proto::UDP || maps::track_tcp() {
+                promise(ctx, &key, service, &backend.addr, backend.port)
+            } else {
+                0
+            };
             remember(ctx, &key, id, peers);
             redirect::<F>(ctx, backend);
             count::bump(Counter::SocketConnect);
@@ -77,7 +82,7 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
             GO_ON
         }
         Route::Refused => fail(ECONNREFUSED),
-        Route::Silent => {
+        Route::Silent { service: _ } => {
             if !maps::has_discard() {
                 return fail(ETIMEDOUT);
             }
@@ -97,7 +102,7 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
                 count::bump(Counter::SocketBroken);
                 return GO_ON;
             };
-            let peers = promise(ctx, &key, service, backend);
+            let peers = promise(ctx, &key, service, &backend.addr, backend.port);
             if state.is_null() {
                 count::bump(Counter::SocketNoStorage);
             } else {
@@ -193,7 +198,7 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
     let Some(frontend) = lookup(key, host) else {
         if maps::has_service_cidrs() && is_transport(key.proto) && maps::in_service_cidrs(&key.addr) {
             count::bump(Counter::SocketUnknownAddress);
-            return Route::Silent; // V-5
+            return Route::Silent { service: NO_SERVICE }; // V-5
         }
         return Route::Untouched;
     };
@@ -207,7 +212,7 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
         && !is_admitted::<F>(ctx, frontend.service, config, host)
     {
         count::bump(Counter::SocketSourceRange);
-        return Route::Silent; // V-6: before everything else, and silent
+        return Route::Silent { service: frontend.service }; // V-6: before everything else, and silent
     }
     let scope = if frontend.kind == KIND_CLUSTER_IP { Scope::Cluster } else { Scope::Inside };
     let Some(word) = maps::word(frontend.service, scope) else {
@@ -229,7 +234,7 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
         }
         VERDICT_DROP => {
             count::bump(Counter::SocketDrop);
-            Route::Silent
+            Route::Silent { service: frontend.service }
         }
         _ => Route::Untouched, // the word was never written: the service is being removed
     }
@@ -289,12 +294,13 @@ fn kept(state: *mut SocketState, flow: u32, service: u32) -> Option<u32> {
     (!retired && backend.port != 0 && backend.service == service).then_some(id)
 }
 
-/// Enters what the socket dialled to get to `backend`; says which flag that sets.
+/// Enters what the socket dialled to get to `addr` and `port`; says which flag that sets.
 #[inline(always)]
-fn promise(ctx: &SockAddrContext, key: &FrontendKey, service: u32, backend: &Backend) -> u16 {
-    let entry = peer_key(ctx, &backend.addr, backend.port, key.proto);
+fn promise(ctx: &SockAddrContext, key: &FrontendKey, service: u32, addr: &Addr, port: u16) -> u16 {
+    let entry = peer_key(ctx, addr, port, key.proto);
     if let Some(old) = maps::peer(&entry)
         && old.port == key.port
+        && old.service == service
         && same(&old.addr, &key.addr)
     {
         return HAS_PEERS; // the common case of a second datagram: nothing to write
