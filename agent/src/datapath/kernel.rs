@@ -229,8 +229,7 @@ impl Datapath for Kernel {
     }
 
     fn put_word(&mut self, index: u32, word: u64) -> Result<()> {
-        self.services.store(index, word);
-        Ok(())
+        self.services.store(index, word)
     }
 
     fn slot(&self, index: u32) -> u32 {
@@ -239,8 +238,7 @@ impl Datapath for Kernel {
     }
 
     fn put_slot(&mut self, index: u32, backend: u32) -> Result<()> {
-        self.tables.store(index, u64::from(backend));
-        Ok(())
+        self.tables.store(index, u64::from(backend))
     }
 
     fn backend(&self, id: u32) -> Backend {
@@ -266,9 +264,7 @@ impl Datapath for Kernel {
         let port = port.to_ne_bytes();
         let last = pair(u32::from_ne_bytes([port[0], port[1], proto, flags]), service);
         for (i, word) in [pair(a, b), pair(c, d), last].into_iter().enumerate() {
-            if let Some(place) = self.backends.get(id, i) {
-                place.store(word, Ordering::Release);
-            }
+            self.backends.get(id, i)?.store(word, Ordering::Release);
         }
         Ok(())
     }
@@ -278,19 +274,17 @@ impl Datapath for Kernel {
     }
 
     fn set_retired(&mut self, id: u32, retired: bool) -> Result<()> {
-        if let Some(word) = self.connections.get(id, 0) {
-            if retired {
-                word.fetch_or(RETIRED, Ordering::AcqRel);
-            } else {
-                word.fetch_and(!RETIRED, Ordering::AcqRel);
-            }
+        let word = self.connections.get(id, 0)?;
+        if retired {
+            word.fetch_or(RETIRED, Ordering::AcqRel);
+        } else {
+            word.fetch_and(!RETIRED, Ordering::AcqRel);
         }
         Ok(())
     }
 
     fn reset_connections(&mut self, id: u32) -> Result<()> {
-        self.connections.store(id, 0);
-        Ok(())
+        self.connections.store(id, 0)
     }
 
     fn forget_clients(&mut self, services: &BTreeSet<u32>) -> Result<()> {
@@ -307,8 +301,7 @@ impl Datapath for Kernel {
     }
 
     fn put_meta(&mut self, index: u32, value: u64) -> Result<()> {
-        self.meta.store(index, value);
-        Ok(())
+        self.meta.store(index, value)
     }
 
     fn grace_period(&mut self) -> Result<()> {
