@@ -80,11 +80,16 @@ pub struct Agent {
 
 impl Agent {
     pub(crate) fn start(name: &str, place: &Place, paths: &Paths, flags: &[&str]) -> Result<Self> {
-        let flags: Vec<_> = flags.iter().map(ToString::to_string).collect();
-        let child = spawn(name, place, paths, &flags)?;
-        let mut agent = Self { name: name.into(), place: place.clone(), paths: paths.clone(), flags, child };
+        let mut agent = Self::begin(name, place, paths, flags)?;
         agent.ready()?;
         Ok(agent)
+    }
+
+    /// Starts it and does not wait.
+    pub(crate) fn begin(name: &str, place: &Place, paths: &Paths, flags: &[&str]) -> Result<Self> {
+        let flags: Vec<_> = flags.iter().map(ToString::to_string).collect();
+        let child = spawn(name, place, paths, &flags)?;
+        Ok(Self { name: name.into(), place: place.clone(), paths: paths.clone(), flags, child })
     }
 
     /// Waits until it has read everything and the kernel has it.

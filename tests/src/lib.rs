@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod api_server;
 pub mod background;
+pub mod bench;
 pub mod client;
 pub mod echo;
 pub mod fake_api;

@@ -1,6 +1,7 @@
 //! Everything a developer runs, as `cargo xtask COMMAND`. Needs nothing but a stable Rust to build itself; whatever
 //! the rest of the workspace needs, `setup` finds or installs.
 
+mod bench;
 mod demo;
 mod image;
 mod kubernetes;
@@ -41,6 +42,9 @@ enum Command {
     },
     /// Make the container image, as an OCI archive, without a container engine
     Image(image::Args),
+    /// Measure what sheave costs, beside the bars it has to clear; some minutes
+    #[command(disable_help_flag = true)] // the program's own help is the useful one
+    Bench(bench::Args),
     /// Check what no compiler checks: layering, unsafe budget, links of the documentation
     Tidy,
 }
@@ -57,6 +61,7 @@ fn main() -> anyhow::Result<()> {
             kubernetes::programs(&names).map(|folder| println!("{}", folder.display()))
         }
         Command::Image(args) => image::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Tidy => tidy::run(),
     }
 }
