@@ -23,6 +23,7 @@ use crate::{
     api::{self, ApiHandle, Request},
     datapath::{
         Datapath, Stale, addresses, attach, devices, discard,
+        flows::{self, Flows},
         kernel::Kernel,
         load::{self, Features, Loaded, Switches},
         packets::{self, Packets},
@@ -165,6 +166,7 @@ async fn start_packets(
         let devices = devices::follow().await.context("cannot follow this host's network devices")?;
         packets.set_devices(&devices.borrow());
         tokio::spawn(packets::follow(packets, devices, told));
+        flows::start(Flows::open(pins)?).context("cannot start looking after the flow table")?;
     } else {
         packets::detach(pins)?;
     }

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, thread::sleep, time::Duration};
 
 use clap::{Args, Subcommand};
+use ipnet::IpNet;
 use serde::Serialize;
 
 use super::{
@@ -13,9 +14,10 @@ use super::{
 };
 use crate::{
     api::{Filter, client::Client},
+    conntrack::FlowView,
     datapath, lb,
     render::{
-        Table,
+        Table, flows,
         lb::{self as text, Lines},
     },
     view::{Items, LbView},
@@ -37,6 +39,7 @@ Examples:
   sheave lb list
   sheave lb list --frontends -o wide
   sheave lb list --backends -n shop --watch
+  sheave lb list --conntrack --client 198.51.100.0/24 -o wide
   sheave lb list -o json | jq '.items[] | select(.verdict != \"forward\")'";
 
 /// Flags of `sheave lb list`.
@@ -48,6 +51,12 @@ pub struct ListArgs {
     /// One line for every backend
     #[arg(long)]
     backends: bool,
+    /// The flows of clients outside this node instead: one line for each
+    #[arg(long, conflicts_with_all = ["frontends", "backends"])]
+    conntrack: bool,
+    /// Only flows of clients in this network
+    #[arg(long, value_name = "CIDR", requires = "conntrack")]
+    client: Option<IpNet>,
     #[command(flatten)]
     namespace: NamespaceArgs,
     /// Only Services with these labels, as with `svc list`; the agent must run, since the kernel knows no labels
@@ -73,35 +82,35 @@ impl LbCommand {
 
 impl ListArgs {
     fn run(self) -> anyhow::Result<()> {
+        let only = self.selected()?;
+        let namespace = self.namespace.only().map(str::to_owned);
+        let in_namespace = |service: &str, ns: &str| service.strip_prefix(ns).is_some_and(|rest| rest.starts_with('/'));
+        let is_meant = move |service: Option<&str>| {
+            let service = service.unwrap_or_default();
+            namespace.as_ref().is_none_or(|ns| in_namespace(service, ns))
+                && only.as_ref().is_none_or(|names| names.contains(service))
+        };
+        if self.conntrack {
+            let (flows, client) = (datapath::open_flows(&self.host.paths())?, self.client);
+            return print(self.format, || {
+                let mut items = flows.list()?;
+                items.retain(|flow| {
+                    is_meant(flow.service.as_deref()) && client.is_none_or(|net| net.contains(&flow.client.ip()))
+                });
+                Ok(FlowList { items })
+            });
+        }
         let lines = match (self.frontends, self.backends) {
             (true, false) => Lines::Frontends,
             (false, true) => Lines::Backends,
             (false, false) | (true, true) => Lines::Pairs,
         };
-        let watch = self.format.watch;
         let tables = datapath::open_tables(&self.host.paths())?;
-        let only = self.selected()?;
-        let in_namespace = |service: &str, ns: &str| service.strip_prefix(ns).is_some_and(|rest| rest.starts_with('/'));
-        let list = {
-            let namespace = self.namespace.only().map(str::to_owned);
-            move || {
-                let mut items = lb::views(&*tables);
-                items.items.retain(|view| {
-                    let service = view.service.as_deref().unwrap_or_default();
-                    namespace.as_ref().is_none_or(|ns| in_namespace(service, ns))
-                        && only.as_ref().is_none_or(|names| names.contains(service))
-                });
-                LbList { items, lines }
-            }
-        };
-        let mut printer = Printer::new(self.format);
-        loop {
-            printer.print(&list())?;
-            if !watch {
-                return Ok(());
-            }
-            sleep(LOOK_AGAIN);
-        }
+        print(self.format, || {
+            let mut items = lb::views(&*tables);
+            items.items.retain(|view| is_meant(view.service.as_deref()));
+            Ok(LbList { items, lines })
+        })
     }
 
     /// "namespace/name" of the Services that the selector means; `None` = all.
@@ -111,6 +120,35 @@ impl ListArgs {
         let services = block_on(client.services(&Filter::default()))?.items.into_iter();
         let meant = services.filter(|s| selector.matches(&s.labels)).map(|s| format!("{}/{}", s.namespace, s.name));
         Ok(Some(meant.collect()))
+    }
+}
+
+/// Prints a list once, or again and again.
+fn print<L: Listing>(format: FormatArgs, list: impl Fn() -> anyhow::Result<L>) -> anyhow::Result<()> {
+    let watch = format.watch;
+    let mut printer = Printer::new(format);
+    loop {
+        printer.print(&list()?)?;
+        if !watch {
+            return Ok(());
+        }
+        sleep(LOOK_AGAIN);
+    }
+}
+
+/// Flows of the packet path.
+#[derive(Serialize)]
+struct FlowList {
+    items: Vec<FlowView>,
+}
+
+impl Listing for FlowList {
+    fn table(&self, wide: bool) -> Table {
+        flows::table(&self.items, wide)
+    }
+
+    fn names(&self) -> String {
+        flows::names(&self.items)
     }
 }
 

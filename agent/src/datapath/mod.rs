@@ -5,9 +5,11 @@
 
 pub mod addresses;
 pub mod attach;
+pub mod batch;
 pub mod devices;
 pub mod discard;
 pub mod fake;
+pub mod flows;
 pub mod kernel;
 pub mod link;
 pub mod load;
@@ -206,6 +208,14 @@ pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadTables>> {
         paths.bpffs.display()
     );
     Ok(Box::new(kernel::Kernel::open(&pins)?))
+}
+
+/// Opens the pinned flow table for reading.
+///
+/// # Errors
+/// When there is none, or it is not what this build expects.
+pub fn open_flows(paths: &HostPaths) -> anyhow::Result<flows::Flows> {
+    Ok(flows::Flows::open(&pins::Pins::below(&paths.bpffs))?)
 }
 
 /// Detaches and unpins everything; returns a line for each thing removed. `dry_run` only says what would be.

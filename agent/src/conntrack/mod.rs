@@ -1,0 +1,97 @@
+//! Flows of the packet path, as the agent sees them: which are over, and what people are shown. Pure.
+
+mod view;
+
+use sheave_ebpf::{
+    addr::Addr,
+    conntrack::{
+        FLAG_MASQUERADE, FLAG_REFUSED, Flow, HOOK_EGRESS, HOOK_INGRESS, Phase, ROLE_DIAL, ROLE_MASQUERADE, ROLE_REPLY,
+        Tuple, seen,
+    },
+};
+
+pub use view::{FlowView, views};
+
+/// The table, to ask for one entry.
+pub trait ReadFlows {
+    /// The entry of a packet.
+    fn flow(&self, tuple: &Tuple) -> Option<Flow>;
+}
+
+/// A refused datagram's entry is only for the one ICMP error that answers it, and for its repetitions.
+const REFUSED_TIMEOUT: u32 = 30;
+/// What an entry whose other half was pushed out of the full table is kept for, while packets come.
+const ORPHAN_TIMEOUT: u32 = 120;
+
+/// Puts on `gone` what is no longer wanted at `now`, in boot-time seconds, given one entry: nothing, the entry alone, or
+/// its whole flow. The entries of the two directions decide together; those that hide the client go with them. Reads
+/// other entries only where this one alone could be old enough.
+pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows, gone: &mut Vec<Tuple>) {
+    let idle = |flow: &Flow| now.saturating_sub(seen::time(flow.seen));
+    let is_over = match flow.role() {
+        ROLE_DIAL => {
+            let shortest = Phase::Opening.timeout(tuple.proto).min(Phase::Closed.timeout(tuple.proto));
+            if idle(flow) <= shortest {
+                return;
+            }
+            let reply = reply_of(tuple, flow);
+            if !is_over(idle, tuple.proto, flow, table.flow(&reply).as_ref()) {
+                return;
+            }
+            let hidden = table.flow(&reply.reversed());
+            gone.extend(hidden.map(|hidden| reply.to(hidden.to, hidden.to_port).at(HOOK_INGRESS)));
+            gone.extend([reply, reply.reversed()]);
+            true
+        }
+        ROLE_REPLY if flow.flags & FLAG_REFUSED != 0 => idle(flow) > REFUSED_TIMEOUT,
+        ROLE_REPLY => {
+            let dial = tuple.reversed().to(flow.to, flow.to_port).at(HOOK_INGRESS);
+            idle(flow) > ORPHAN_TIMEOUT && table.flow(&dial).is_none()
+        }
+        ROLE_MASQUERADE => table.flow(&tuple.reversed()).is_none(),
+        _ => table.flow(&tuple.to(flow.to, flow.to_port).at(HOOK_EGRESS)).is_none(),
+    };
+    if is_over {
+        gone.push(*tuple);
+    }
+}
+
+fn is_over(idle: impl Fn(&Flow) -> u32, protocol: u8, dial: &Flow, reply: Option<&Flow>) -> bool {
+    let replies = reply.map_or(0, |reply| seen::flags(reply.seen));
+    let phase = Phase::of(protocol, seen::flags(dial.seen), replies);
+    let idle = reply.map_or(u32::MAX, &idle).min(idle(dial));
+    idle > phase.timeout(protocol)
+}
+
+/// The packet that answers a dialled flow's, as it leaves.
+#[must_use]
+pub fn reply_of(dial: &Tuple, flow: &Flow) -> Tuple {
+    dial.to(flow.to, flow.to_port).reversed().at(HOOK_EGRESS)
+}
+
+/// Which kinds of flows there are: what the programs' quick checks ask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// A client is hidden.
+    pub masqueraded: bool,
+    /// Replies reach egress unmarked: the client is not hidden, or a process of this node answers.
+    pub plain: bool,
+}
+
+impl Kinds {
+    /// Takes an entry that stays into account.
+    pub fn add(&mut self, flow: &Flow, is_own: impl Fn(&Addr) -> bool) {
+        match flow.role() {
+            ROLE_DIAL => {
+                let hidden = flow.flags & FLAG_MASQUERADE != 0;
+                self.masqueraded |= hidden;
+                self.plain |= !hidden || is_own(&flow.to);
+            }
+            ROLE_REPLY => self.plain |= flow.flags & FLAG_REFUSED != 0,
+            _ => self.masqueraded = true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

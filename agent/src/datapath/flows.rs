@@ -1,0 +1,153 @@
+//! The flow table in the kernel: read, and kept free of what is over.
+
+use std::{
+    sync::atomic::Ordering,
+    thread,
+    time::{Duration, Instant},
+};
+
+use aya::maps::{HashMap, Map, MapData};
+use sheave_ebpf::{
+    addr::Addr,
+    conntrack::{Flow, Tuple},
+    maps, meta,
+    names::ServiceName,
+};
+
+use super::{Error, Result, batch, kernel::flatten, pins::Pins, words::Words};
+use crate::conntrack::{FlowView, Kinds, ReadFlows, sweep, views};
+
+/// A pass comes this often; closed flows have their ports back after at most twice that.
+const PAUSE: Duration = Duration::from_secs(10);
+/// The pause is at least so many times as long as the pass before: a large table costs two percent of one CPU.
+const REST: u32 = 50;
+
+/// Handles of the pinned maps.
+pub struct Flows {
+    table: MapData,
+    entries: HashMap<MapData, Tuple, Flow>,
+    addresses: HashMap<MapData, Addr, u32>,
+    names: HashMap<MapData, u32, ServiceName>,
+    meta: Words,
+}
+
+/// What a pass did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Entries that stay.
+    pub kept: usize,
+    /// Entries that are gone.
+    pub removed: usize,
+}
+
+impl ReadFlows for Flows {
+    fn flow(&self, tuple: &Tuple) -> Option<Flow> {
+        self.entries.get(tuple, 0).ok()
+    }
+}
+
+impl Flows {
+    /// Opens the pinned maps.
+    ///
+    /// # Errors
+    /// When one is missing or is not what this build expects.
+    pub fn open(pins: &Pins) -> Result<Self> {
+        let open = |name: &str| {
+            let pin = pins.map(name);
+            MapData::from_pin(&pin).map_err(|e| {
+                Error::Incompatible(format!("cannot open the pinned map {}: {}", pin.display(), flatten(&e)))
+            })
+        };
+        let unexpected = |e| Error::Incompatible(format!("a pinned map is not of this version: {}", flatten(&e)));
+        Ok(Self {
+            table: open(maps::CONNTRACK)?,
+            entries: Map::LruHashMap(open(maps::CONNTRACK)?).try_into().map_err(unexpected)?,
+            addresses: Map::HashMap(open(maps::NODE_ADDRESSES)?).try_into().map_err(unexpected)?,
+            names: Map::HashMap(open(maps::NAMES)?).try_into().map_err(unexpected)?,
+            meta: Words::new(maps::META, &open(maps::META)?)?,
+        })
+    }
+
+    /// One pass over the table.
+    ///
+    /// # Errors
+    /// What the kernel refused; the next pass does it again.
+    pub fn collect(&self) -> Result<Collected> {
+        let failed = |what: &str| {
+            let what = format!("{what} {}", maps::CONNTRACK);
+            move |e| Error::kernel(what, e)
+        };
+        let began = now();
+        let own: Vec<Addr> = self.addresses.keys().filter_map(std::result::Result::ok).collect();
+        let announced = [meta::MASQUERADED_FLOWS, meta::PLAIN_FLOWS].map(|kind| (kind, self.meta.load(kind)));
+        let (mut kinds, mut collected) = (Kinds::default(), Collected::default());
+        let (mut gone, mut outcome) = (Vec::new(), Ok(()));
+        batch::walk(&self.table, |entries: &[(Tuple, Flow)]| {
+            gone.clear();
+            for (tuple, flow) in entries {
+                let before = gone.len();
+                sweep(began, tuple, flow, self, &mut gone);
+                if gone.len() == before {
+                    collected.kept += 1;
+                    kinds.add(flow, |addr| own.contains(addr));
+                }
+            }
+            collected.removed += gone.len();
+            if let Err(e) = batch::delete(&self.table, &gone) {
+                outcome = Err(e);
+            }
+        })
+        .map_err(failed("reading"))?;
+        outcome.map_err(failed("deleting from"))?;
+        for ((kind, word), is_there) in announced.into_iter().zip([kinds.masqueraded, kinds.plain]) {
+            // A program announces a flow after it has made it: one that was announced just now may have been missed.
+            let is_old = word != 0 && word + 2 < u64::from(began);
+            if is_old
+                && !is_there
+                && let Some(place) = self.meta.get(kind, 0)
+            {
+                // Should a program have announced another one meanwhile, its word stands.
+                let _ = place.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+        Ok(collected)
+    }
+
+    /// Every flow there is.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn list(&self) -> Result<Vec<FlowView>> {
+        let mut entries = Vec::new();
+        batch::walk(&self.table, |batch: &[(Tuple, Flow)]| entries.extend_from_slice(batch))
+            .map_err(|e| Error::kernel(format!("reading {}", maps::CONNTRACK), e))?;
+        Ok(views(now(), &entries, self, &|service| self.names.get(&service, 0).ok()))
+    }
+}
+
+/// Starts a thread that makes passes for as long as the agent lives.
+///
+/// # Errors
+/// When there can be no more threads.
+pub fn start(flows: Flows) -> std::io::Result<()> {
+    let work = move || {
+        loop {
+            let begun = Instant::now();
+            match flows.collect() {
+                Ok(Collected { removed: 0, .. }) => {}
+                Ok(Collected { kept, removed }) => tracing::debug!(kept, removed, "flows that are over are forgotten"),
+                Err(error) => tracing::warn!(%error, "cannot look after the flow table"),
+            }
+            thread::sleep(PAUSE.max(begun.elapsed() * REST));
+        }
+    };
+    thread::Builder::new().name("conntrack".to_owned()).spawn(work).map(drop)
+}
+
+/// Seconds on the clock of the programs.
+fn now() -> u32 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel fills in a struct of ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    u32::try_from(time.tv_sec).unwrap_or(u32::MAX)
+}
