@@ -46,7 +46,7 @@ fn collect(table: &mut HashMap<Tuple, Flow>, now: u32) -> (usize, usize) {
         if gone.is_empty() {
             return (pass, table.len());
         }
-        gone.iter().for_each(|tuple| drop(table.remove(tuple)));
+        table.retain(|tuple, _| !gone.contains(tuple));
     }
     unreachable!("a finite table")
 }

@@ -104,7 +104,7 @@ impl Flows {
             let is_old = word != 0 && word + 2 < u64::from(began);
             if is_old
                 && !is_there
-                && let Some(place) = self.meta.get(kind, 0)
+                && let Ok(place) = self.meta.get(kind, 0)
             {
                 // Should a program have announced another one meanwhile, its word stands.
                 let _ = place.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
