@@ -1,5 +1,8 @@
 //! The whole agent without a kernel: invariants 1 to 3 and 6 of the design, over tables that fail and agents that die.
 
+mod incremental;
+mod stale;
+
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
