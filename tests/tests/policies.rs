@@ -101,6 +101,34 @@ fn verdicts_of_every_kind_of_address() -> Result<()> {
 }
 
 #[test]
+fn v5_unallocated_addresses_of_the_service_networks_meet_silence() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let _server = lab.n1().server(10, "A")?;
+    let agent = lab.n1().agent_with(&["--service-cidrs=10.96.0.0/16,2001:db8:f::/112"])?;
+    let service = Svc::web("v", "10.96.0.42");
+    lab.apply(&[&service, &Slice::web("v").ready("10.244.1.10", "n1")])?;
+    lab.settle(&agent)?;
+    let tap = lab.fabric.tap()?;
+    for (from, client) in clients(&lab)? {
+        for way in Way::ALL {
+            assert_eq!(client.outcome(way, "10.96.0.42:80")?, "A", "{from}, {way:?}");
+            assert_eq!(client.outcome(way, "10.96.0.42:81")?, "ECONNREFUSED", "V-4: {from}, {way:?}");
+            for to in ["10.96.99.99:80", "[2001:db8:f::9999]:80", "[::ffff:10.96.99.99]:80"] {
+                assert_eq!(client.outcome(way, to)?, SILENCE, "V-5: {from}, {way:?} to {to}");
+            }
+        }
+    }
+    assert_eq!((tap.to("10.96.99.99")?, tap.to("2001:db8:f::9999")?), (0, 0), "nothing leaves the node");
+    // A Service that goes leaves its address unallocated.
+    let client = lab.n1().host.client()?;
+    lab.delete(&[&service])?;
+    lab.settle(&agent)?;
+    assert_eq!(client.outcome(Way::UdpSendto, "10.96.0.42:80")?, SILENCE, "deleted");
+    assert_eq!(tap.to("10.96.0.42")?, 0, "deleted");
+    Ok(())
+}
+
+#[test]
 fn source_ranges_bind_clients_on_the_node_too() -> Result<()> {
     let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
     let _server = lab.n1().server(10, "A")?;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sheave_tests::{
     client::{LoadKind, Way},
@@ -87,6 +87,47 @@ fn an_open_connection_outlives_every_state_of_its_backend() -> Result<()> {
     lab.delete(&[&web()])?;
     lab.settle(&agent)?;
     assert_eq!((open.ask()?.answer.name.as_str(), open.peer()?), ("A", TO.parse()?), "the Service is gone");
+    Ok(())
+}
+
+/// F49: only where the operator asks for it, and only the connections of that backend.
+#[test]
+fn with_close_tcp_connections_to_a_removed_backend_end() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let agent = lab.n1().agent_with(&["--close-tcp"])?;
+    let _servers = [lab.n1().server(10, "A")?, lab.n1().server(11, "B")?];
+    let pod = lab.n1().pod(20)?;
+    let (a, b) = ("10.244.1.10", "10.244.1.11");
+    lab.apply(&[&web(), &Slice::web("web").ready(a, "n1").ready(b, "n1")])?;
+    lab.settle(&agent)?;
+    let clients = [("pod", pod.place.client()?), ("host", lab.n1().host.client()?)];
+    let mut open = Vec::new();
+    for (from, client) in &clients {
+        for _ in 0..12 {
+            let socket = client.connect(Way::Tcp, TO)?;
+            let name = socket.ask()?.answer.name;
+            open.push((from, name, socket));
+        }
+        open.push((from, "the pod itself".into(), client.connect(Way::Tcp, "10.244.1.10:8080")?));
+    }
+    assert!(open.iter().any(|(_, name, _)| name == "A") && open.iter().any(|(_, name, _)| name == "B"));
+    lab.apply(&[&Slice::web("web").not_ready(a, "n1").ready(b, "n1")])?;
+    lab.settle(&agent)?;
+    for (from, name, socket) in &open {
+        socket.ask().with_context(|| format!("F28: not ready is not removed ({from}, {name})"))?;
+    }
+    lab.apply(&[&Slice::web("web").ready(b, "n1")])?;
+    for (from, name, socket) in &open {
+        if name == "A" {
+            eventually(&format!("{from}: the connection ends"), SOON, || {
+                ensure!(socket.ask().is_err(), "it is answered");
+                Ok(())
+            })?;
+        }
+    }
+    for (from, name, socket) in open.iter().filter(|(_, name, _)| name != "A") {
+        socket.ask().with_context(|| format!("{from}: {name} stays"))?;
+    }
     Ok(())
 }
 

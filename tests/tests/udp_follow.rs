@@ -240,6 +240,46 @@ fn one_way_senders(change: Change) -> Result<()> {
     Ok(())
 }
 
+/// K07: whoever dialled too early, into the wilderness or into silence, gets there once there is somebody.
+#[test]
+fn k07_a_sender_that_came_too_early_reaches_the_first_endpoint() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let mut server = lab.n1().server(10, "A")?;
+    let pod = lab.n1().pod(20)?;
+    let clients = [pod.place.client()?, lab.n1().host.client()?];
+    let local = service().set("internalTrafficPolicy", serde_json::json!("Local"));
+    let elsewhere = Slice::web("stats").ready(A, "n2");
+    for (row, flags, before) in [
+        ("no Service", &[][..], None),
+        ("no Service, V-5", &["--service-cidrs=10.96.0.0/16,2001:db8:f::/112"], None),
+        ("no endpoint here, V-2", &[], Some((&local, &elsewhere))),
+    ] {
+        let agent = lab.n1().agent_with(flags)?;
+        if let Some((service, slice)) = before {
+            lab.apply(&[service, slice])?;
+        }
+        lab.settle(&agent)?;
+        let senders = clients
+            .iter()
+            .map(|client| client.load(Way::Udp, LoadKind::Send, TO, Duration::from_millis(5)))
+            .collect::<Result<Vec<_>>>()?;
+        for sender in &senders {
+            eventually("it sends", SOON, || {
+                ensure!(sender.report()?.answered > 5, "{row}: not yet");
+                Ok(())
+            })?;
+        }
+        lab.apply(&[&local, &ready(&[A])])?;
+        for sender in senders {
+            reached(&mut server.echo, &format!("{row}: the endpoint gets datagrams"))?;
+            drop(sender);
+        }
+        lab.delete(&[&local, &ready(&[])])?;
+        lab.settle(&agent)?;
+    }
+    Ok(())
+}
+
 fn reached(echo: &mut Echo, what: &str) -> Result<()> {
     let before = echo.seen()?;
     eventually(what, Duration::from_secs(5), || {
