@@ -24,7 +24,8 @@ pub enum LogFormat {
 /// When `level` is neither.
 pub fn start(format: LogFormat, level: &str) -> anyhow::Result<()> {
     // What kube's client logs at every failed try is in the state of the source, once and in words.
-    let filter = EnvFilter::try_new(format!("kube_client=off,{level}")).with_context(|| format!("{level:?} is no log level"))?;
+    let filter =
+        EnvFilter::try_new(format!("kube_client=off,{level}")).with_context(|| format!("{level:?} is no log level"))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     match format {
         LogFormat::Text => builder.with_ansi(colours_wanted(io::stderr().is_terminal())).init(),

@@ -3,7 +3,9 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
-    net::SocketAddr,
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -17,9 +19,9 @@ use axum::{
 };
 use futures::stream;
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, sync::watch};
+use tokio::sync::watch;
 
-use crate::background::Background;
+use crate::{background::Background, place::Place};
 
 /// A request that the server got.
 #[derive(Clone, Debug)]
@@ -86,12 +88,17 @@ struct Inner {
 }
 
 impl FakeApi {
-    /// Starts an empty one at version 1000. `streams`: whether it knows streamed lists.
+    /// Starts an empty one at version 1000, on a loopback address of a place or of this host. `streams`: whether it
+    /// knows streamed lists.
     ///
     /// # Errors
     /// When there is no free port.
-    pub fn start(background: &Background, streams: bool) -> Result<Self> {
-        let listener = background.run(TcpListener::bind("127.0.0.1:0")).context("no free port")?;
+    pub fn start(background: &Background, place: Option<&Place>, streams: bool) -> Result<Self> {
+        let bind = || TcpListener::bind("127.0.0.1:0").context("no free port");
+        // A socket stays in the namespace that it was made in.
+        let listener = place.map_or_else(|| Ok(bind()), |place| place.enter(bind))??;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
         let inner = Inner {
             version: 1000,
             objects: BTreeMap::new(),
@@ -100,13 +107,12 @@ impl FakeApi {
             streams,
             rule: Box::new(|_| None),
         };
-        let api = Self {
-            address: listener.local_addr()?,
-            inner: Arc::new(Mutex::new(inner)),
-            changed: Arc::new(watch::Sender::new(0)),
-        };
+        let api = Self { address, inner: Arc::new(Mutex::new(inner)), changed: Arc::new(watch::Sender::new(0)) };
         let router = Router::new().fallback(answer).with_state(api.clone());
-        background.handle.spawn(async move { axum::serve(listener, router).await });
+        background.handle.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            axum::serve(listener, router).await
+        });
         Ok(api)
     }
 
@@ -138,6 +144,19 @@ impl FakeApi {
         }
         drop(inner);
         self.changed.send_modify(|_| {});
+    }
+
+    /// A kubeconfig that leads to it, written to a file.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn kubeconfig(&self, file: &Path) -> Result<()> {
+        let text = format!(
+            "clusters: [{{name: c, cluster: {{server: 'http://{}'}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n\
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\ncurrent-context: c\n",
+            self.address
+        );
+        fs::write(file, text).with_context(|| file.display().to_string())
     }
 
     /// Closes every watch, as a server does from time to time.

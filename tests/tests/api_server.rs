@@ -141,7 +141,7 @@ fn an_api_server_comes_and_goes() -> Result<()> {
 }
 
 #[test]
-fn traffic_follows_the_api_and_outlives_it() -> Result<()> {
+fn case_39_traffic_follows_the_api_and_outlives_it() -> Result<()> {
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
     let node1 = lab.n1();
     let Some(mut api) = ApiServer::start(Some(&node1.host))? else { return Ok(()) };

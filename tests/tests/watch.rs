@@ -16,11 +16,14 @@ use sheave_agent::{
     },
 };
 use sheave_tests::{
+    agent::Agent,
     background::Background,
+    client::{LoadKind, Way},
     fake_api::{Asked, FakeApi, Fault, bookmark, expired},
+    lab::Lab,
     objects::{Object, Slice, Svc, Text, node},
     told::Told,
-    wait::{SOON, throughout},
+    wait::{SOON, eventually, throughout},
 };
 
 /// Limit of case 38.
@@ -38,12 +41,13 @@ impl Scene {
     /// With the Services `kept` and `s1`, each with a slice, and a Node. `prepare` may order faults.
     fn new(streams: bool, prepare: impl FnOnce(&FakeApi)) -> Result<Self> {
         let background = Background::start()?;
-        let api = FakeApi::start(&background, streams)?;
+        let api = FakeApi::start(&background, None, streams)?;
         for object in [service("kept"), slice("kept", 10), service("s1"), slice("s1", 11), node(1).text()] {
             api.put(&object);
         }
         prepare(&api);
-        let kubeconfig = kubeconfig(&api)?;
+        let kubeconfig = std::env::temp_dir().join(format!("sheave-kubeconfig-{}", api.address.port()));
+        api.kubeconfig(&kubeconfig)?;
         let (sender, told) = Told::new();
         let access = Access { kubeconfig: Some(kubeconfig.clone()), servers: Vec::new() };
         background.run(kube::start(access, &ConvertOptions::default(), sender))?;
@@ -55,17 +59,6 @@ impl Drop for Scene {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.kubeconfig);
     }
-}
-
-fn kubeconfig(api: &FakeApi) -> Result<PathBuf> {
-    let path = std::env::temp_dir().join(format!("sheave-kubeconfig-{}", api.address.port()));
-    let text = format!(
-        "clusters: [{{name: c, cluster: {{server: 'http://{}'}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n\
-         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\ncurrent-context: c\n",
-        api.address
-    );
-    fs::write(&path, text)?;
-    Ok(path)
 }
 
 fn service(name: &str) -> String {
@@ -108,7 +101,7 @@ const CASES: [Case; 12] = [
 ];
 
 #[test]
-fn a_watch_survives_what_servers_do() {
+fn case_38_a_watch_survives_what_servers_do() {
     thread::scope(|scope| {
         for case in CASES {
             for streams in [true, false] {
@@ -227,8 +220,7 @@ fn an_object_deleted_while_it_is_listed_is_not_in_the_list() -> Result<()> {
 }
 
 #[test]
-fn nothing_is_synced_before_every_kind_is_listed() {
-    // Case 31: Services come first, the slices late; then the other way round.
+fn case_31_nothing_is_synced_before_every_kind_is_listed() {
     thread::scope(|scope| {
         for late in ["endpointslices", "services", "nodes"] {
             scope.spawn(move || waits_for(late).context(late).unwrap());
@@ -253,10 +245,10 @@ fn waits_for(late: &'static str) -> Result<()> {
 }
 
 #[test]
-fn objects_that_are_not_ours_stop_nothing() -> Result<()> {
+fn case_05_objects_that_are_not_ours_stop_nothing() -> Result<()> {
     let mut scene = Scene::new(true, |_| {})?;
     scene.told.until_lines("the first list", SETTLED, &BEFORE)?;
-    // Case 05: a slice of DNS names, added, changed and deleted.
+    // A slice of DNS names, added, changed and deleted.
     let names = |address: &str| {
         Slice::new("kept-2", "kept").address_type("FQDN").port("http", 8080, "TCP").ready(address, "n1")
     };
@@ -322,5 +314,65 @@ fn only_what_concerns_a_proxy_is_asked_for() -> Result<()> {
         let asked = scene.api.asked(kind);
         ensure!(asked[0].field("labelSelector") == labels, "{id}: {asked:?}");
     }
+    Ok(())
+}
+
+#[test]
+fn case_31_a_restart_beside_a_slow_api_server_loses_no_backend() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node1 = lab.n1();
+    let background = Background::start()?;
+    let api = FakeApi::start(&background, Some(&node1.host), true)?;
+    let kubeconfig = node1.paths().run.join("kubeconfig");
+    api.kubeconfig(&kubeconfig)?;
+    let (pod, client) = (node1.pod(2)?, node1.pod(250)?);
+    // Every backend is an address of one pod, so that each of them answers.
+    let addresses: Vec<String> = (2..=101).map(|digits| format!("10.244.1.{digits}")).collect();
+    for address in &addresses[1..] {
+        pod.place.ip(&format!("addr add {address}/32 dev lo"))?;
+        node1.host.ip(&format!("route add {address}/32 dev pod2"))?;
+    }
+    let _server = pod.place.echo("big", &["8080/TCP"])?;
+    let slice = |number: usize, addresses: &[String]| {
+        let slice = Slice::new(&format!("big-{number}"), "big").port("http", 8080, "TCP");
+        addresses.iter().fold(slice, |slice, address| slice.ready(address, "n1")).text()
+    };
+    api.put(&Svc::new("big").ip("10.96.0.39").port("http", 80, "TCP").text());
+    api.put(&node(1).text());
+    addresses.chunks(20).enumerate().for_each(|(number, addresses)| api.put(&slice(number, addresses)));
+
+    let mut agent = node1.agent_of(&kubeconfig)?;
+    eventually("all are there", SOON, || has(&agent, 100))?;
+    let client = client.place.client()?;
+    let load = client.load(Way::Tcp, LoadKind::Dial, "10.96.0.39:80", Duration::from_millis(1))?;
+    for late in ["endpointslices", "services"] {
+        agent.kill()?;
+        api.faults(move |asked| (asked.kind == late).then_some(Fault::Status(503, "ServiceUnavailable")));
+        agent.launch()?;
+        let asked = api.asked(late).len();
+        eventually("the agent asks twice", SETTLED, || {
+            ensure!(api.asked(late).len() > asked + 1);
+            Ok(())
+        })?;
+        has(&agent, 100).with_context(|| format!("{late} are not listed"))?;
+        api.faults(|_| None);
+        agent.ready()?;
+        has(&agent, 100)?;
+    }
+    // What was removed while the agent was away goes once everything is listed.
+    agent.kill()?;
+    api.put(&slice(0, &addresses[1..20]));
+    agent.restart()?;
+    eventually("one less", SOON, || has(&agent, 99))?;
+    let report = load.stop()?;
+    ensure!(report.failed == 0, "{report:?}");
+    Ok(())
+}
+
+/// Whether that many backends of the Service `big` are in the kernel.
+fn has(agent: &Agent, expected: usize) -> Result<()> {
+    let kernel = agent.kernel()?;
+    let found = kernel.iter().find(|row| row.service.as_deref() == Some("t/big")).map_or(0, |row| row.backends.len());
+    ensure!(found == expected, "{found} backends, not {expected}");
     Ok(())
 }

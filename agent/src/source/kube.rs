@@ -37,11 +37,13 @@ pub struct Access {
 /// When there are no credentials, or they or the URLs cannot be read.
 pub async fn start(access: Access, options: &ConvertOptions, events: Sender) -> anyhow::Result<()> {
     let servers = access.connect().await?;
-    let waiting = Kind::ALL.map(|kind| Some(format!("No list of {}s has arrived yet.", kind.name())));
     let cluster = Arc::new(Cluster {
         access,
         servers: Mutex::new(Servers { all: servers, current: 0 }),
-        health: Mutex::new(Health { report: Report::new(events.clone()), problems: waiting }),
+        health: Mutex::new(Health {
+            report: Report::new(events.clone()),
+            problems: Kind::ALL.map(|_| Some(WAITING.to_owned())),
+        }),
     });
     cluster.tell(&mut lock(&cluster.health));
     for kind in Kind::ALL {
@@ -49,6 +51,9 @@ pub async fn start(access: Access, options: &ConvertOptions, events: Sender) -> 
     }
     Ok(())
 }
+
+/// What is wrong with a watch that has just begun.
+const WAITING: &str = "The first lists have not all arrived yet.";
 
 /// What the three watches share.
 pub struct Cluster {
@@ -130,7 +135,9 @@ impl Cluster {
 
     fn tell(&self, health: &mut Health) {
         let source = format!("kubernetes {}", self.current().url);
-        let problems = health.problems.iter().flatten().cloned().collect();
+        let mut problems: Vec<String> = health.problems.iter().flatten().cloned().collect();
+        problems.sort();
+        problems.dedup();
         health.report.state(SourceState { source, problems });
     }
 }
