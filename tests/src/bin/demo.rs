@@ -84,6 +84,12 @@ fn show(keep: bool) -> Result<()> {
         dial(name, client, Way::Tcp, "10.96.0.20:80", 10)?;
         dial(name, client, Way::Tcp, "127.0.0.1:30080", 10)?;
     }
+    title("The client outside dials node ports, and a load-balancer address that the router sends to n1");
+    lab.route("203.0.113.0/24", n1)?;
+    let outside = lab.outside.client()?;
+    for to in ["192.0.2.11:30080", "192.0.2.12:30080", "[2001:db8::11]:30080", "203.0.113.20:80"] {
+        dial("outside", &outside, Way::Tcp, to, 10)?;
+    }
 
     scale(&lab, &client)?;
     outlive(&mut agents[0], &client)?;
