@@ -37,7 +37,11 @@ impl Place {
     /// When a port is taken.
     pub fn echo(&self, name: &str, ports: &[&str]) -> Result<Echo> {
         let mut command = self.command(program("sheave-echo")?)?;
-        let mut child = command.arg(name).args(ports).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        command.arg(name).args(ports).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if !self.mortal {
+            command.stderr(Stdio::null()); // what outlives us must not hold our terminal
+        }
+        let mut child = command.spawn()?;
         let orders = child.stdin.take().context("echo has no stdin")?;
         let replies = BufReader::new(child.stdout.take().context("echo has no stdout")?);
         let mut echo = Echo { child, orders, replies, mortal: self.mortal };

@@ -3,9 +3,11 @@
 use std::{
     fs,
     process::{Command, Output, Stdio},
+    thread,
+    time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use sheave_tests::{
     agent::Paths,
     lab::Lab,
@@ -79,4 +81,26 @@ fn what_is_missing_is_said_in_a_sentence() -> Result<()> {
     .collect();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
     Ok(())
+}
+
+#[test]
+fn an_idle_agent_sleeps() -> Result<()> {
+    let Some((_lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let wakes = || -> Result<u64> {
+        let mut sum = 0;
+        for task in fs::read_dir(format!("/proc/{}/task", agent.pid()))? {
+            let status = fs::read_to_string(task?.path().join("status"))?;
+            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            sum += line.context("no count of context switches")?.trim().parse::<u64>()?;
+        }
+        Ok(sum)
+    };
+    let second = Duration::from_secs(1);
+    eventually("it has settled", SOON, || {
+        let before = wakes()?;
+        thread::sleep(second); // the time over which is counted
+        let times = wakes()? - before;
+        ensure!(times <= 5, "it woke up {times} times in a second of nothing to do");
+        Ok(())
+    })
 }

@@ -38,8 +38,13 @@ use super::{
 /// When the directory is not there or cannot be watched.
 pub fn start(directory: &Path, options: ConvertOptions, events: Sender) -> anyhow::Result<()> {
     let (tell, told) = mpsc::channel();
-    let watcher = notify::recommended_watcher(move |event| drop(tell.send(event)))
-        .context("cannot watch files; is fs.inotify.max_user_instances used up?")?;
+    let tell = move |event| {
+        if changes::matters(&event) {
+            let _ = tell.send(event); // nobody listens any more once the agent ends
+        }
+    };
+    let watcher =
+        notify::recommended_watcher(tell).context("cannot watch files; is fs.inotify.max_user_instances used up?")?;
     let mut directory = Directory {
         path: directory.to_owned(),
         watcher,

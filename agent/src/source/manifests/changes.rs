@@ -22,6 +22,13 @@ const GROWN: Duration = Duration::from_millis(250);
 /// The directory is looked at that often without any event: network file systems and links to elsewhere have none.
 const UNTOLD: Duration = Duration::from_secs(5);
 
+/// Whether an event can mean a change. Our own looking makes events too, of opening and reading: to wake up for those
+/// would be to look for ever.
+pub fn matters(event: &notify::Result<Event>) -> bool {
+    use AccessKind::Close;
+    !matches!(event, Ok(Event { kind: EventKind::Access(access), .. }) if *access != Close(AccessMode::Write))
+}
+
 /// What happened since the last look.
 pub struct Changes {
     told: Receiver<notify::Result<Event>>,
@@ -74,10 +81,12 @@ impl Changes {
         // An error or an overflow names nothing; the look that follows compares all fingerprints.
         let Ok(event) = event else { return };
         let is_growing = match event.kind {
-            EventKind::Access(AccessKind::Close(AccessMode::Write)) => false,
-            EventKind::Access(_) => return, // our own reading among them
             EventKind::Create(_) | EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Any) => true,
-            EventKind::Modify(_) | EventKind::Remove(_) | EventKind::Any | EventKind::Other => false,
+            EventKind::Access(_) // its writer has closed it
+            | EventKind::Modify(_)
+            | EventKind::Remove(_)
+            | EventKind::Any
+            | EventKind::Other => false,
         };
         for name in event.paths.iter().filter_map(|path| Path::file_name(path).and_then(OsStr::to_str)) {
             if is_growing {
