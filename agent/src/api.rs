@@ -23,7 +23,10 @@ use tokio::{
     time::sleep,
 };
 
-use crate::view::{Items, ServiceView, StatusView};
+use crate::{
+    metrics::Snapshot,
+    view::{Items, ServiceView, StatusView},
+};
 
 /// A question to the core loop. It answers from its own state, between two events; a dropped sender means "no answer".
 #[derive(Debug)]
@@ -32,6 +35,13 @@ pub enum Request {
     Services(oneshot::Sender<Items<ServiceView>>),
     /// How the agent is.
     Status(oneshot::Sender<StatusView>),
+    /// What metrics are read from.
+    Metrics {
+        /// At most so many services, and so many backends, are told apart by their connections.
+        series: usize,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Snapshot>,
+    },
 }
 
 /// What the server needs of the core loop.

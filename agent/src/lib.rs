@@ -13,6 +13,7 @@ pub mod health;
 pub mod lb;
 pub mod lock;
 pub mod logging;
+pub mod metrics;
 pub mod model;
 pub mod options;
 pub mod plan;

@@ -29,6 +29,8 @@ pub struct AgentOptions {
     pub healthz_bind_address: Option<SocketAddr>,
     /// Address of `/metrics`; `None` = not served.
     pub metrics_bind_address: Option<SocketAddr>,
+    /// At most so many Services, and so many backends, have a metric of their own.
+    pub max_metrics_series: usize,
     /// Sizes of the kernel maps.
     pub limits: Limits,
     /// What the plan depends on.

@@ -32,11 +32,12 @@ use crate::{
     },
     engine::{Engine, EngineOptions, StatusInput},
     health::{Moment, SharedHealth},
+    metrics::{Meter, Metrics},
     model::Family,
     options::{AgentOptions, PacketOptions, PodDetection, SourceOptions},
     preflight::{Ready, preflight},
     reconcile::Reconciler,
-    server,
+    server::{self, metrics::Exporter},
     source::{self, SourceEvent, SourceState, convert::ConvertOptions},
     view::FeatureView,
 };
@@ -109,7 +110,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     let (bump, version) = watch::channel(0);
     let interfaces = addresses::follow().await.context("cannot follow this host's addresses")?;
     let (stop, stopped) = oneshot::channel();
-    let health = SharedHealth::default();
+    let (health, metrics) = (SharedHealth::default(), Metrics::default());
     let core = Core {
         engine,
         told,
@@ -122,9 +123,10 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         warnings,
         pod_ranges,
         detection: options.packets.detection.clone(),
-        closer: start_closer(Closer::open(&pins, &host.cgroup_root, options.close_tcp)?)?,
+        closer: start_closer(Closer::open(&pins, &host.cgroup_root, options.close_tcp)?, metrics.clone())?,
         features: feature_views(features),
         health: health.clone(),
+        meter: Meter::new(metrics.clone()),
         needs_node: matches!(options.source, SourceOptions::Kubernetes { .. }),
     };
     let core = thread::Builder::new()
@@ -133,9 +135,13 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         .context("cannot start the engine")?;
 
     let listener = api::bind(&options.paths.socket()).context("cannot open the agent's socket")?;
-    let api = tokio::spawn(api::serve(listener, ApiHandle { requests, version }));
+    let api = tokio::spawn(api::serve(listener, ApiHandle { requests: requests.clone(), version }));
     if let Some(address) = options.healthz_bind_address {
-        tokio::spawn(server::serve("/healthz", address, server::health::router(health)));
+        tokio::spawn(server::serve("/healthz", address, server::health::router(health, metrics.clone())));
+    }
+    if let Some(address) = options.metrics_bind_address {
+        let exporter = Exporter { metrics, requests, series: options.max_metrics_series };
+        tokio::spawn(server::serve("/metrics", address, server::metrics::router(exporter)));
     }
     start_source(&options, events).await?;
     tracing::info!(node = options.node_name, cgroup = %host.cgroup_root.display(), pins = %pins.root.display(), "sheave is running");
@@ -174,12 +180,13 @@ async fn start_packets(
 }
 
 /// Closing sockets takes a look into every network namespace: not in the engine's thread.
-fn start_closer(mut closer: Closer) -> anyhow::Result<std::sync::mpsc::Sender<Vec<Stale>>> {
+fn start_closer(mut closer: Closer, metrics: Metrics) -> anyhow::Result<std::sync::mpsc::Sender<Vec<Stale>>> {
     let (send, receive) = std::sync::mpsc::channel::<Vec<Stale>>();
     let work = move || {
         while let Ok(mut stale) = receive.recv() {
             stale.extend(receive.try_iter().flatten()); // one look for all that came meanwhile
             let closed = closer.close(&stale);
+            metrics.closed_sockets(closed.sockets as u64);
             if closed.sockets > 0 {
                 tracing::info!(sockets = closed.sockets, "closed sockets whose peer serves no more");
             }
@@ -224,6 +231,7 @@ struct Core<D> {
     pod_ranges: watch::Sender<BTreeSet<IpNet>>,
     detection: PodDetection,
     health: SharedHealth,
+    meter: Meter,
     /// A node without a Node object is to be drained (NE-5); without a cluster it is no wonder.
     needs_node: bool,
 }
@@ -266,6 +274,8 @@ impl<D: Datapath + Counters> Core<D> {
                 () = sleep_until(timer) => {}
             }
             self.health.with(|health| health.requested(&Family::ALL, Moment::now()));
+            self.meter.requested();
+            self.meter.noted(&self.engine.take_noted());
             let now = Instant::now();
             if resync <= now {
                 self.engine.resync();
@@ -274,7 +284,11 @@ impl<D: Datapath + Counters> Core<D> {
             if rest.is_some_and(|at| at <= now) {
                 rest = self.engine.reclaim().then(|| now + REST);
             }
+            let (due, began) = (self.engine.due(), Instant::now());
             let done = self.engine.flush();
+            if let Some(pass) = due {
+                self.meter.passed(pass, began.elapsed(), !self.engine.is_failing());
+            }
             if self.engine.is_resting() && rest.is_none() {
                 rest = Some(now + REST);
             }
@@ -340,16 +354,19 @@ impl<D: Datapath + Counters> Core<D> {
     fn answer(&self, request: Request) {
         match request {
             Request::Services(reply) => drop(reply.send(self.engine.services())),
-            Request::Status(reply) => {
-                let input = StatusInput {
-                    source: self.source.source.clone(),
-                    source_problems: self.source.problems.clone(),
-                    problems: self.warnings.iter().chain(self.problems.values()).cloned().collect(),
-                    features: self.features.clone(),
-                    counters: self.engine.datapath().counters(),
-                };
-                drop(reply.send(self.engine.status(input)));
-            }
+            Request::Status(reply) => drop(reply.send(self.engine.status(self.status()))),
+            Request::Metrics { series, reply } => drop(reply.send(self.engine.snapshot(self.status(), series))),
+        }
+    }
+
+    /// What the engine does not know.
+    fn status(&self) -> StatusInput {
+        StatusInput {
+            source: self.source.source.clone(),
+            source_problems: self.source.problems.clone(),
+            problems: self.warnings.iter().chain(self.problems.values()).cloned().collect(),
+            features: self.features.clone(),
+            counters: self.engine.datapath().counters(),
         }
     }
 }

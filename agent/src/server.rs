@@ -1,6 +1,7 @@
 //! The agent's HTTP servers. A port that is taken, by kube-proxy say, is waited for: traffic does not depend on it.
 
 pub mod health;
+pub mod metrics;
 
 use std::{
     io,

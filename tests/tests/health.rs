@@ -2,9 +2,10 @@
 
 use anyhow::{Result, ensure};
 use sheave_tests::{
+    client::Way,
     http::get,
     lab::Lab,
-    objects,
+    objects::{self, Slice, Svc},
     place::Place,
     wait::{SOON, eventually},
 };
@@ -39,6 +40,47 @@ fn a_node_is_healthy_from_outside_on_both_families_until_it_is_to_be_drained() -
     expect(&lab.outside, "/livez", 200)?;
     lab.apply(&[&objects::tainted_node(1, "example.com/other")])?; // NE-2
     expect(&lab.outside, "/healthz", 200)
+}
+
+#[test]
+fn metrics_tell_what_the_node_does() -> Result<()> {
+    let Some((lab, _agent)) = Lab::with_agent()? else { return Ok(()) };
+    let host = &lab.n1().host;
+    let pod = lab.n1().pod(10)?;
+    let _server = pod.place.echo("A", &["8080/TCP"])?;
+    let changed = "2026-09-01T10:00:00.5Z"; // long before the agent started
+    let slice = Slice::new("m-1", "m").port("http", 8080, "TCP").ready("10.244.1.10", "n1");
+    let slice = slice.annotate("endpoints.kubernetes.io/last-change-trigger-time", changed);
+    lab.apply(&[&Svc::new("m").ip("10.96.0.70").port("http", 80, "TCP"), &slice])?;
+    let client = host.client()?;
+    eventually("the service answers", SOON, || {
+        ensure!(client.outcome(Way::Tcp, "10.96.0.70:80")? == "A");
+        Ok(())
+    })?;
+    let _kept = client.connect(Way::Tcp, "10.96.0.70:80")?;
+
+    eventually("the metrics tell", SOON, || {
+        let page = get(host, "127.0.0.1:10249", "/metrics")?;
+        ensure!(page.headers["content-type"].starts_with("text/plain; version=0.0.4"), "{page:?}");
+        for line in [
+            r#"sheave_service_connections{namespace="t",service="m",port="http",protocol="TCP"} 1"#,
+            r#"sheave_datapath_events_total{event="socket_connect"} "#,
+            r#"kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv6"} "#,
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total 1",
+            "sheave_ready 1",
+            "sheave_map_capacity{map=\"BACKENDS\"} 262144",
+        ] {
+            ensure!(page.body.contains(line), "{line} is missing in {}", page.body);
+        }
+        ensure!(!page.body.contains("network_programming_duration"), "what is older than the agent is not measured");
+        Ok(())
+    })?;
+    for (path, body) in [("/healthz", "ok"), ("/proxyMode", "sheave")] {
+        let reply = get(host, "127.0.0.1:10249", path)?;
+        assert_eq!((reply.code, reply.body.as_str()), (200, body), "{path}");
+    }
+    ensure!(get(&lab.outside, "192.0.2.11:10249", "/metrics").is_err(), "metrics are for this host only");
+    Ok(())
 }
 
 #[test]

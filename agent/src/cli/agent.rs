@@ -73,6 +73,9 @@ pub struct AgentArgs {
     /// Where to serve /metrics; "" = nowhere
     #[arg(long, value_name = "ADDRESS[:PORT]", default_value = "127.0.0.1:10249", help_heading = "Host")]
     metrics_bind_address: String,
+    /// Of how many Services, and of how many backends, the busiest ones, /metrics tells the live connections
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Host")]
+    max_metrics_series: usize,
 
     /// How a backend is chosen, where a Service's annotation sheave.io/lb-algorithm does not say
     #[arg(long, value_enum, value_name = "NAME", default_value_t = AlgorithmArg::Random, help_heading = "Services")]
@@ -200,6 +203,7 @@ impl AgentArgs {
             cgroup_root: self.cgroup_root,
             healthz_bind_address: bind_address("--healthz-bind-address", &self.healthz_bind_address, 10256)?,
             metrics_bind_address: bind_address("--metrics-bind-address", &self.metrics_bind_address, 10249)?,
+            max_metrics_series: self.max_metrics_series,
             limits: self.limits.into(),
             plan: PlanOptions {
                 algorithm: self.lb_algorithm.into(),

@@ -1,6 +1,7 @@
 //! The core: what was told, what follows from it, what the kernel has. Synchronous, owned by one thread.
 
 mod context;
+mod snapshot;
 mod views;
 
 use std::{
@@ -14,7 +15,8 @@ use sheave_ebpf::frontend::FrontendKey;
 
 use crate::{
     datapath::{Datapath, Error, Stale},
-    model::{Changes, Node, ServiceName, State, Update},
+    metrics::Pass,
+    model::{Changes, Node, Noted, ServiceName, State, Update},
     options::PodDetection,
     plan::{
         group::{self, GroupKey, NodeContext, PlanOptions},
@@ -46,6 +48,8 @@ pub struct Engine<D> {
     interfaces: Vec<IpAddr>,
     context: NodeContext,
     dirty: BTreeSet<ServiceName>,
+    /// For metrics.
+    noted: Noted,
     /// Everything is to be planned anew: the first time, and when the context changed.
     all_dirty: bool,
     /// The first full pass after the sources were in step is done.
@@ -71,6 +75,7 @@ impl<D: Datapath> Engine<D> {
             interfaces: Vec::new(),
             context: NodeContext::default(),
             dirty: BTreeSet::new(),
+            noted: Noted::default(),
             all_dirty: true,
             is_ready: false,
             prune_due: true,
@@ -82,11 +87,17 @@ impl<D: Datapath> Engine<D> {
 
     /// Takes in what a source tells; [`flush`](Self::flush) acts on it.
     pub fn update(&mut self, update: Update) {
-        let Changes { services, nodes } = self.state.apply(update);
+        let Changes { services, nodes, noted } = self.state.apply(update);
         self.dirty.extend(services);
+        self.noted.add(noted);
         if nodes {
             self.refresh_context();
         }
+    }
+
+    /// What metrics count, since the last call.
+    pub fn take_noted(&mut self) -> Noted {
+        std::mem::take(&mut self.noted)
     }
 
     /// Takes in the addresses of this host's devices.
@@ -121,6 +132,17 @@ impl<D: Datapath> Engine<D> {
     #[must_use]
     pub fn is_behind(&self) -> bool {
         !self.pending.is_empty() || !self.pending_unknown_ports.is_empty() || (self.state.is_synced() && self.prune_due)
+    }
+
+    /// What the next [`flush`](Self::flush) has to do; `None` = nothing, or nothing yet.
+    #[must_use]
+    pub fn due(&self) -> Option<Pass> {
+        if !self.state.is_synced() {
+            return None;
+        }
+        let is_full = self.all_dirty || self.prune_due;
+        let is_partial = !self.dirty.is_empty() || self.is_behind();
+        is_full.then_some(Pass::Full).or(is_partial.then_some(Pass::Partial))
     }
 
     /// The last [`flush`](Self::flush) met an error that another try may mend. A full map is none: what fits works, and

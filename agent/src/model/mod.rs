@@ -11,4 +11,4 @@ pub mod topology;
 pub use endpoint::{Endpoint, EndpointSlice, SliceName, SlicePort};
 pub use node::Node;
 pub use service::{Algorithm, Family, Protocol, Service, ServiceName, ServicePort, ServiceType};
-pub use state::{Changes, State, Update};
+pub use state::{Changes, Noted, SliceChange, State, Update};

@@ -8,7 +8,7 @@ use std::{
 use super::{
     endpoint::{EndpointSlice, SliceName},
     node::Node,
-    service::{Service, ServiceName},
+    service::{Family, Service, ServiceName},
 };
 
 /// What a source tells. Complete lists come first, and again whenever a watch had to start over.
@@ -41,6 +41,38 @@ pub struct Changes {
     pub services: BTreeSet<ServiceName>,
     /// Some Node changed: what depends on addresses, zones and CIDRs must be looked at again.
     pub nodes: bool,
+    /// What metrics count.
+    pub noted: Noted,
+}
+
+/// How many objects an update changed, and when those who changed them did so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// Services that appeared, changed or went.
+    pub services: usize,
+    /// Slices whose ports or endpoints appeared, changed or went.
+    pub slices: Vec<SliceChange>,
+}
+
+impl Noted {
+    /// Adds what came later.
+    pub fn add(&mut self, later: Self) {
+        self.services += later.services;
+        self.slices.extend(later.slices);
+    }
+}
+
+/// A slice that appeared, changed or went (`semantics.md` 4.9).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceChange {
+    /// Its owner.
+    pub service: ServiceName,
+    /// Its family.
+    pub family: Family,
+    /// It went, or belongs to another Service now.
+    pub removed: bool,
+    /// When the change behind it was made, Unix nanoseconds.
+    pub trigger_time: Option<i128>,
 }
 
 impl Changes {
@@ -48,6 +80,7 @@ impl Changes {
     pub fn merge(&mut self, other: Self) {
         self.services.extend(other.services);
         self.nodes |= other.nodes;
+        self.noted.add(other.noted);
     }
 
     /// Nothing touched.
@@ -144,6 +177,7 @@ impl State {
     fn put_service(&mut self, service: Service, changes: &mut Changes) {
         if self.services.get(&service.name) != Some(&service) {
             changes.services.insert(service.name.clone());
+            changes.noted.services += 1;
             self.services.insert(service.name.clone(), service);
         }
     }
@@ -151,6 +185,7 @@ impl State {
     fn remove_service(&mut self, name: &ServiceName, changes: &mut Changes) {
         if self.services.remove(name).is_some() {
             changes.services.insert(name.clone());
+            changes.noted.services += 1;
         }
     }
 
@@ -159,7 +194,11 @@ impl State {
             self.remove_slice(&slice.name, changes);
         }
         let slices = self.slices.entry(slice.service.clone()).or_default();
-        if slices.get(&slice.name.name) != Some(&slice) {
+        let before = slices.get(&slice.name.name);
+        if before != Some(&slice) {
+            if before.is_none_or(|before| before.ports != slice.ports || before.endpoints != slice.endpoints) {
+                changes.noted.slices.push(slice.change(false));
+            }
             changes.services.insert(slice.service.clone());
             self.owners.insert(slice.name.clone(), slice.service.clone());
             slices.insert(slice.name.name.clone(), slice);
@@ -169,7 +208,7 @@ impl State {
     fn remove_slice(&mut self, name: &SliceName, changes: &mut Changes) {
         let Some(owner) = self.owners.remove(name) else { return };
         if let Some(slices) = self.slices.get_mut(&owner) {
-            slices.remove(&name.name);
+            changes.noted.slices.extend(slices.remove(&name.name).map(|slice| slice.change(true)));
             if slices.is_empty() {
                 self.slices.remove(&owner); // ML-1..4: nothing stays behind
             }
@@ -188,6 +227,12 @@ impl State {
     fn check(&self) -> bool {
         self.owners.len() == self.slices.values().map(BTreeMap::len).sum::<usize>()
             && self.slices.values().all(|s| !s.is_empty())
+    }
+}
+
+impl EndpointSlice {
+    fn change(&self, removed: bool) -> SliceChange {
+        SliceChange { service: self.service.clone(), family: self.family, removed, trigger_time: self.trigger_time }
     }
 }
 

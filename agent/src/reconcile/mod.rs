@@ -18,10 +18,14 @@ mod adopt;
 mod program;
 mod rest;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::SocketAddr,
+};
 
 use sheave_ebpf::{
     addr::Addr,
+    backend,
     frontend::{Frontend, FrontendKey, KIND_UNKNOWN_PORT},
     service::{Config, Word},
 };
@@ -81,6 +85,12 @@ pub struct Usage {
     pub slots: usize,
     /// `SOURCE_RANGES`.
     pub source_ranges: usize,
+    /// Service ids that rest.
+    pub resting_services: usize,
+    /// Backend ids that rest.
+    pub resting_backends: usize,
+    /// Slots that rest.
+    pub resting_slots: usize,
 }
 
 /// The writer of the tables; there is one.
@@ -204,15 +214,28 @@ impl<D: Datapath> Reconciler<D> {
         std::mem::take(&mut self.stale)
     }
 
+    /// Live connections of each backend in any slice.
+    pub fn connections(&self) -> impl Iterator<Item = (&GroupKey, SocketAddr, u64)> {
+        let backends = self.groups.iter().flat_map(|(key, group)| group.backends.iter().map(move |b| (key, b)));
+        backends.map(|(key, (identity, id))| {
+            let address = SocketAddr::new(identity.addr.into(), u16::from_be(identity.port));
+            (key, address, backend::connections(self.datapath.connections(*id)))
+        })
+    }
+
     /// How full the tables are.
     #[must_use]
     pub fn usage(&self) -> Usage {
+        let [resting_services, resting_backends, resting_slots] = self.resting.counts();
         Usage {
             frontends: self.frontends.len() - self.unknown_ports,
             services: self.services.used(),
             backends: self.backends.used(),
             slots: self.runs.used() as usize,
             source_ranges: self.groups.values().map(|g| g.ranges.len()).sum(),
+            resting_services,
+            resting_backends,
+            resting_slots,
         }
     }
 

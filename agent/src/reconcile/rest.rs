@@ -36,6 +36,17 @@ impl Resting {
         self.fresh.services.push(id);
     }
 
+    /// Service ids, backend ids, slots.
+    pub(super) fn counts(&self) -> [usize; 3] {
+        let both = [&self.fresh, &self.aged];
+        let sum = |count: fn(&Things) -> usize| both.into_iter().map(count).sum();
+        [
+            sum(|t| t.services.len()),
+            sum(|t| t.backends.len()),
+            sum(|t| t.runs.iter().map(|(_, length)| *length as usize).sum()),
+        ]
+    }
+
     const fn has_fresh(&self) -> bool {
         !(self.fresh.runs.is_empty() && self.fresh.backends.is_empty() && self.fresh.services.is_empty())
     }

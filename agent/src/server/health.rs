@@ -10,13 +10,16 @@ use axum::{
     routing::any,
 };
 
-use crate::health::{Moment, Probe, SharedHealth};
+use crate::{
+    health::{Moment, Probe, SharedHealth},
+    metrics::Metrics,
+};
 
 /// Its paths, and nothing else.
-pub fn router(health: SharedHealth) -> Router {
+pub fn router(health: SharedHealth, metrics: Metrics) -> Router {
     let probe = |probe: Probe| {
-        let health = health.clone();
-        any(async move || answer(&health, probe))
+        let (health, metrics) = (health.clone(), metrics.clone());
+        any(async move || answer(&health, &metrics, probe))
     };
     Router::new()
         .route("/healthz", probe(Probe::Healthz))
@@ -24,13 +27,16 @@ pub fn router(health: SharedHealth) -> Router {
         .route("/readyz", probe(Probe::Readyz))
 }
 
-fn answer(health: &SharedHealth, probe: Probe) -> Response {
+fn answer(health: &SharedHealth, metrics: &Metrics, probe: Probe) -> Response {
     let answer = health.with(|health| health.answer(probe, Moment::now()));
-    let content = match probe {
-        Probe::Healthz | Probe::Livez => "application/json",
-        Probe::Readyz => "text/plain; charset=utf-8",
-    };
-    (status(answer.is_well), [(CONTENT_TYPE, content), NO_SNIFFING], answer.body).into_response()
+    let code = status(answer.is_well);
+    match probe {
+        Probe::Healthz => metrics.answered_healthz(code.as_u16()),
+        Probe::Livez => metrics.answered_livez(code.as_u16()),
+        Probe::Readyz => {}
+    }
+    let content = if probe == Probe::Readyz { "text/plain; charset=utf-8" } else { "application/json" };
+    (code, [(CONTENT_TYPE, content), NO_SNIFFING], answer.body).into_response()
 }
 
 /// What kube-proxy's servers say to browsers.

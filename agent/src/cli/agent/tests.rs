@@ -56,6 +56,7 @@ fn every_flag_reaches_its_option() {
         }),
         ("--devices eth0,eth1 --devices bond0", |o| o.packets.devices == ["eth0", "eth1", "bond0"]),
         ("--metrics-bind-address=", |o| o.metrics_bind_address.is_none()),
+        ("--max-metrics-series 7", |o| o.max_metrics_series == 7),
         ("--max-frontends 1 --max-table-slots 3", |o| {
             o.limits == Limits { frontends: 1, slots: 3, ..Limits::default() }
         }),

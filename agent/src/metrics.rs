@@ -1,0 +1,238 @@
+//! What a scraper sees (`semantics.md` 13): kube-proxy's names wherever they do not depend on a back end, so that
+//! dashboards and alerts keep working, and ours under `sheave_`.
+//!
+//! Two kinds: [`Metrics`] are written as things happen; a [`Snapshot`] is taken from the engine when somebody asks.
+
+mod meter;
+mod process;
+mod snapshot;
+mod trigger;
+
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
+
+use prometheus_client::{
+    encoding::prometheus_text,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+        histogram::Histogram,
+    },
+    registry::Registry,
+};
+use sheave_ebpf::ABI_VERSION;
+
+pub use meter::{Meter, Pass};
+pub use snapshot::{Connections, NoLocal, Snapshot};
+pub use trigger::Triggers;
+
+use crate::model;
+
+/// A label of a fixed name.
+type Label<V> = [(&'static str, V); 1];
+/// A metric for each family.
+type ByFamily<M> = Family<Label<&'static str>, M, fn() -> M>;
+/// Seconds since 1970, or any other fraction.
+type Seconds = Gauge<f64, AtomicU64>;
+
+/// What is written as it happens. A clone writes to the same.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Arc<Registry>,
+    sync: ByFamily<Histogram>,
+    sync_full: ByFamily<Histogram>,
+    sync_partial: ByFamily<Histogram>,
+    last_finished: ByFamily<Seconds>,
+    last_requested: ByFamily<Seconds>,
+    programming: ByFamily<Histogram>,
+    endpoint_changes_pending: Gauge,
+    endpoint_changes: Counter,
+    service_changes_pending: Gauge,
+    service_changes: Counter,
+    healthz: Family<Label<u16>, Counter>,
+    livez: Family<Label<u16>, Counter>,
+    reconcile: Histogram,
+    closed_sockets: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::default();
+        let mut new = Self {
+            registry: Arc::default(),
+            sync: Family::new_with_constructor(sync_buckets),
+            sync_full: Family::new_with_constructor(sync_buckets),
+            sync_partial: Family::new_with_constructor(sync_buckets),
+            last_finished: Family::new_with_constructor(Seconds::default),
+            last_requested: Family::new_with_constructor(Seconds::default),
+            programming: Family::new_with_constructor(programming_buckets),
+            endpoint_changes_pending: Gauge::default(),
+            endpoint_changes: Counter::default(),
+            service_changes_pending: Gauge::default(),
+            service_changes: Counter::default(),
+            healthz: Family::default(),
+            livez: Family::default(),
+            reconcile: Histogram::new((0..11).map(|i| 0.0001 * 4_f64.powi(i))),
+            closed_sockets: Counter::default(),
+        };
+        new.register_kube_proxy(&mut registry);
+        new.register_own(&mut registry);
+        new.registry = Arc::new(registry);
+        new
+    }
+}
+
+impl Metrics {
+    fn register_kube_proxy(&self, registry: &mut Registry) {
+        let version = env!("CARGO_PKG_VERSION");
+        let labels = [
+            ("major", env!("CARGO_PKG_VERSION_MAJOR").to_owned()),
+            ("minor", env!("CARGO_PKG_VERSION_MINOR").to_owned()),
+            ("git_version", format!("v{version}")),
+            ("compiler", "rustc".to_owned()),
+            ("platform", format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH)),
+        ];
+        let build = Family::<[(&str, String); 5], Gauge>::default();
+        build.get_or_create(&labels).set(1);
+        registry.register("kubernetes_build_info", "Version of this program, where Kubernetes' dashboards look", build);
+
+        let registry = registry.sub_registry_with_prefix("kubeproxy");
+        registry.register(
+            "sync_proxy_rules_duration_seconds",
+            "How long passes took that planned and wrote what changed",
+            self.sync.clone(),
+        );
+        registry.register(
+            "sync_full_proxy_rules_duration_seconds",
+            "The same, for passes over all Services",
+            self.sync_full.clone(),
+        );
+        registry.register(
+            "sync_partial_proxy_rules_duration_seconds",
+            "The same, for passes over what changed only",
+            self.sync_partial.clone(),
+        );
+        registry.register(
+            "sync_proxy_rules_last_timestamp_seconds",
+            "When a pass last succeeded, Unix time",
+            self.last_finished.clone(),
+        );
+        registry.register(
+            "sync_proxy_rules_last_queued_timestamp_seconds",
+            "When a pass was last asked for, Unix time",
+            self.last_requested.clone(),
+        );
+        registry.register(
+            "network_programming_duration_seconds",
+            "From the change of a pod or Service, as the EndpointSlice's annotation dates it, to the kernel",
+            self.programming.clone(),
+        );
+        registry.register(
+            "sync_proxy_rules_endpoint_changes_pending",
+            "Changes of EndpointSlices that are not in the kernel yet",
+            self.endpoint_changes_pending.clone(),
+        );
+        registry.register(
+            "sync_proxy_rules_endpoint_changes",
+            "Changes of EndpointSlices seen",
+            self.endpoint_changes.clone(),
+        );
+        registry.register(
+            "sync_proxy_rules_service_changes_pending",
+            "Changes of Services that are not in the kernel yet",
+            self.service_changes_pending.clone(),
+        );
+        registry.register("sync_proxy_rules_service_changes", "Changes of Services seen", self.service_changes.clone());
+        registry.register("proxy_healthz", "Answers of /healthz, by code", self.healthz.clone());
+        registry.register("proxy_livez", "Answers of /livez, by code", self.livez.clone());
+    }
+
+    fn register_own(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("sheave");
+        let build = Family::<[(&str, String); 2], Gauge>::default();
+        let labels = [("version", env!("CARGO_PKG_VERSION").to_owned()), ("abi", ABI_VERSION.to_string())];
+        build.get_or_create(&labels).set(1);
+        registry.register("build_info", "Version of this program and of its map layout", build);
+        registry.register(
+            "reconcile_duration_seconds",
+            "How long it took to plan and write what changed, in finer steps",
+            self.reconcile.clone(),
+        );
+        registry.register(
+            "closed_sockets",
+            "Sockets closed because their backend left its Service",
+            self.closed_sockets.clone(),
+        );
+    }
+
+    /// A probe was answered with that code.
+    pub fn answered_healthz(&self, code: u16) {
+        self.healthz.get_or_create(&[("code", code)]).inc();
+    }
+
+    /// A probe was answered with that code.
+    pub fn answered_livez(&self, code: u16) {
+        self.livez.get_or_create(&[("code", code)]).inc();
+    }
+
+    /// So many sockets were closed.
+    pub fn closed_sockets(&self, count: u64) {
+        self.closed_sockets.inc_by(count);
+    }
+
+    /// Everything in Prometheus' text format. Without a snapshot, as when the engine does not answer in time, what it
+    /// would have told is missing.
+    #[must_use]
+    pub fn text(&self, snapshot: Option<Snapshot>) -> String {
+        let mut text = String::new();
+        let mut asked = Registry::default();
+        asked.register_collector(Box::new(process::Process));
+        if let Some(snapshot) = snapshot {
+            asked.register_collector(Box::new(snapshot));
+        }
+        for registry in [&*self.registry, &asked] {
+            // Writing to a string cannot fail.
+            let _ = prometheus_text::encode(&mut text, registry);
+        }
+        text
+    }
+}
+
+/// The label that tells families apart.
+const fn ip_family(family: model::Family) -> Label<&'static str> {
+    [("ip_family", family_name(family))]
+}
+
+const fn family_name(family: model::Family) -> &'static str {
+    match family {
+        model::Family::V4 => "IPv4",
+        model::Family::V6 => "IPv6",
+    }
+}
+
+/// kube-proxy's: 1 ms doubled up to 16 s.
+fn sync_buckets() -> Histogram {
+    Histogram::new((0..15).map(|i| 0.001 * 2_f64.powi(i)))
+}
+
+/// kube-proxy's: finest where its promise lies.
+fn programming_buckets() -> Histogram {
+    let steps = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
+    Histogram::new([0.25, 0.5].into_iter().chain(steps.map(f64::from)))
+}
+
+/// As a number of seconds that may be compared with a clock.
+fn unix_seconds() -> f64 {
+    std::time::UNIX_EPOCH.elapsed().as_ref().map_or(0.0, Duration::as_secs_f64)
+}
+
+/// A value that was read.
+fn reading(value: f64) -> ConstGauge<f64> {
+    ConstGauge::new(value)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
