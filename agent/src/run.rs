@@ -31,7 +31,9 @@ use crate::{
         sockets::Closer,
     },
     engine::{Engine, EngineOptions, StatusInput},
+    events::{self, Event},
     health::{Moment, SharedHealth},
+    health_check::{self, HealthChecks, Http},
     metrics::{Meter, Metrics},
     model::Family,
     options::{AgentOptions, PacketOptions, PodDetection, SourceOptions},
@@ -105,7 +107,8 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         },
         reconciler,
     );
-    let (events, told) = mpsc::unbounded_channel();
+    let (source_events, told) = mpsc::unbounded_channel();
+    let (health_checks, checks_told) = watch::channel(HealthChecks::default());
     let (requests, asked) = mpsc::channel(16);
     let (bump, version) = watch::channel(0);
     let interfaces = addresses::follow().await.context("cannot follow this host's addresses")?;
@@ -127,6 +130,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         features: feature_views(features),
         health: health.clone(),
         meter: Meter::new(metrics.clone()),
+        health_checks,
         needs_node: matches!(options.source, SourceOptions::Kubernetes { .. }),
     };
     let core = thread::Builder::new()
@@ -137,13 +141,16 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     let listener = api::bind(&options.paths.socket()).context("cannot open the agent's socket")?;
     let api = tokio::spawn(api::serve(listener, ApiHandle { requests: requests.clone(), version }));
     if let Some(address) = options.healthz_bind_address {
-        tokio::spawn(server::serve("/healthz", address, server::health::router(health, metrics.clone())));
+        tokio::spawn(server::serve("/healthz", address, server::health::router(health.clone(), metrics.clone())));
     }
     if let Some(address) = options.metrics_bind_address {
         let exporter = Exporter { metrics, requests, series: options.max_metrics_series };
         tokio::spawn(server::serve("/metrics", address, server::metrics::router(exporter)));
     }
-    start_source(&options, events).await?;
+    let (warn, warned) = events::channel();
+    let http = Http { health: health.clone() };
+    tokio::spawn(health_check::follow(http, checks_told, warn));
+    start_source(&options, source_events, warned).await?;
     tracing::info!(node = options.node_name, cgroup = %host.cgroup_root.display(), pins = %pins.root.display(), "sheave is running");
 
     let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -202,13 +209,19 @@ fn start_closer(mut closer: Closer, metrics: Metrics) -> anyhow::Result<std::syn
     Ok(send)
 }
 
-async fn start_source(options: &AgentOptions, events: source::Sender) -> anyhow::Result<()> {
+async fn start_source(
+    options: &AgentOptions,
+    events: source::Sender,
+    told: mpsc::UnboundedReceiver<Event>,
+) -> anyhow::Result<()> {
     let convert = ConvertOptions { proxy_name: None, skip: options.skip_services.clone() };
     match &options.source {
         SourceOptions::Manifests(directory) => source::manifests::start(directory, convert, events),
         SourceOptions::Kubernetes { kubeconfig, api_servers } => {
             let access = source::kube::Access { kubeconfig: kubeconfig.clone(), servers: api_servers.clone() };
-            source::kube::start(access, &convert, events).await
+            let cluster = source::kube::start(access, &convert, events).await?;
+            tokio::spawn(source::events::post(cluster, options.node_name.clone(), told));
+            Ok(())
         }
     }
 }
@@ -232,6 +245,8 @@ struct Core<D> {
     detection: PodDetection,
     health: SharedHealth,
     meter: Meter,
+    /// The healthCheckNodePorts to be served.
+    health_checks: watch::Sender<HealthChecks>,
     /// A node without a Node object is to be drained (NE-5); without a cluster it is no wonder.
     needs_node: bool,
 }
@@ -308,6 +323,9 @@ impl<D: Datapath + Counters> Core<D> {
                 *old = ranges;
                 changed
             });
+            if let Some(checks) = self.engine.take_health_checks() {
+                self.health_checks.send_replace(checks);
+            }
             self.tell_health();
             self.bump.send_modify(|version| *version += 1);
         }

@@ -64,7 +64,7 @@ fn metrics_tell_what_the_node_does() -> Result<()> {
         ensure!(page.headers["content-type"].starts_with("text/plain; version=0.0.4"), "{page:?}");
         for line in [
             r#"sheave_service_connections{namespace="t",service="m",port="http",protocol="TCP"} 1"#,
-            r#"sheave_datapath_events_total{event="socket_connect"} "#,
+            r#"sheave_events_total{event="socket_connect"} "#,
             r#"kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv6"} "#,
             "kubeproxy_sync_proxy_rules_endpoint_changes_total 1",
             "sheave_ready 1",
@@ -95,4 +95,41 @@ fn a_taken_port_is_waited_for() -> Result<()> {
     })?;
     drop(other);
     expect(&lab.outside, "/healthz", 200)
+}
+
+#[test]
+fn a_load_balancer_learns_where_the_endpoints_are() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let service = Svc::new("hc").ip("10.96.0.71").port("http", 80, "TCP").ingress("203.0.113.71", "VIP");
+    let service = service.set("externalTrafficPolicy", "Local".into()).set("healthCheckNodePort", 32_000.into());
+    let slice = || Slice::new("hc-1", "hc").port("http", 8080, "TCP");
+    let expect = |code: u16, count: usize| {
+        eventually(&format!("the answer is {code}, {count}"), SOON, || {
+            for server in ["192.0.2.11:32000", "[2001:db8::11]:32000"] {
+                let reply = get(&lab.outside, server, "/whatever")?;
+                let weight = &reply.headers["x-load-balancing-endpoint-weight"];
+                ensure!(reply.code == code && *weight == count.to_string(), "{server} says {reply:?}");
+                ensure!(reply.headers["content-type"] == "application/json", "{reply:?}");
+                ensure!(reply.body.contains(&format!("\n\t\"localEndpoints\": {count},\n")), "{reply:?}");
+            }
+            Ok(())
+        })
+    };
+    let other = lab.n1().host.echo("other", &["32000/TCP"])?;
+    lab.apply(&[&service, &slice()])?;
+    eventually("the agent complains", SOON, || {
+        ensure!(agent.log().contains("cannot listen on the healthCheckNodePort"), "{}", agent.log());
+        Ok(())
+    })?;
+    drop(other); // HC-16
+    expect(503, 0)?;
+    lab.apply(&[&slice().ready("10.244.1.10", "n1").ready("10.244.1.11", "n1").ready("10.244.2.10", "n2")])?;
+    expect(200, 2)?;
+    lab.apply(&[&slice().terminating("10.244.1.10", "n1").ready("10.244.2.10", "n2")])?;
+    expect(503, 0)?;
+    lab.delete(&[&service])?;
+    eventually("the port is closed", SOON, || {
+        ensure!(get(&lab.outside, "192.0.2.11:32000", "/").is_err());
+        Ok(())
+    })
 }

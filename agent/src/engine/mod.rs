@@ -1,5 +1,6 @@
 //! The core: what was told, what follows from it, what the kernel has. Synchronous, owned by one thread.
 
+mod checks;
 mod context;
 mod snapshot;
 mod views;
@@ -15,6 +16,7 @@ use sheave_ebpf::frontend::FrontendKey;
 
 use crate::{
     datapath::{Datapath, Error, Stale},
+    health_check::HealthChecks,
     metrics::Pass,
     model::{Changes, Node, Noted, ServiceName, State, Update},
     options::PodDetection,
@@ -25,6 +27,7 @@ use crate::{
     },
     reconcile::{Reconciler, Work},
 };
+use checks::Checks;
 pub use views::StatusInput;
 
 /// What the engine is told once.
@@ -47,6 +50,7 @@ pub struct Engine<D> {
     /// Addresses of this host's devices.
     interfaces: Vec<IpAddr>,
     context: NodeContext,
+    checks: Checks,
     dirty: BTreeSet<ServiceName>,
     /// For metrics.
     noted: Noted,
@@ -74,6 +78,7 @@ impl<D: Datapath> Engine<D> {
             reconciler,
             interfaces: Vec::new(),
             context: NodeContext::default(),
+            checks: Checks::default(),
             dirty: BTreeSet::new(),
             noted: Noted::default(),
             all_dirty: true,
@@ -225,8 +230,14 @@ impl<D: Datapath> Engine<D> {
         self.reconciler.datapath()
     }
 
+    /// The healthCheckNodePorts to be served, if they have changed since the last call.
+    pub fn take_health_checks(&mut self) -> Option<HealthChecks> {
+        self.checks.take()
+    }
+
     fn refresh_context(&mut self) {
         let context = context::of(&self.options, &self.state, &self.interfaces);
+        self.checks.set_addresses(&self.options, &context.addresses, &self.interfaces);
         if context != self.context {
             self.context = context;
             self.all_dirty = true;
@@ -246,6 +257,7 @@ impl<D: Datapath> Engine<D> {
             let plans = self.state.service(&name).map_or_else(Vec::new, |service| {
                 group::plan(service, self.state.slices(&name), &self.context, &self.options.plan)
             });
+            self.checks.update(&name, &self.state, &self.options.node);
             let touched = self.tables.update(&name, plans);
             self.pending.extend(touched.groups);
             self.pending_unknown_ports.extend(touched.unknown_ports_added.into_iter().map(|key| (key, true)));

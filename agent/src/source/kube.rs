@@ -32,10 +32,11 @@ pub struct Access {
 }
 
 /// Starts to watch Services, EndpointSlices and Nodes. An API server that is away is waited for.
+/// What is returned may tell events.
 ///
 /// # Errors
 /// When there are no credentials, or they or the URLs cannot be read.
-pub async fn start(access: Access, options: &ConvertOptions, events: Sender) -> anyhow::Result<()> {
+pub async fn start(access: Access, options: &ConvertOptions, events: Sender) -> anyhow::Result<Arc<Cluster>> {
     let servers = access.connect().await?;
     let cluster = Arc::new(Cluster {
         access,
@@ -49,7 +50,7 @@ pub async fn start(access: Access, options: &ConvertOptions, events: Sender) -> 
     for kind in Kind::ALL {
         tokio::spawn(Watch::new(kind, options.clone(), cluster.clone(), Report::new(events.clone())).run());
     }
-    Ok(())
+    Ok(cluster)
 }
 
 /// What is wrong with a watch that has just begun.

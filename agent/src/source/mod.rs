@@ -6,6 +6,7 @@
 pub mod address;
 pub mod convert;
 mod decode;
+pub mod events;
 pub mod intern;
 pub mod kube;
 pub mod manifests;
