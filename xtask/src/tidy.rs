@@ -75,14 +75,17 @@ const LAYERS: [Layer; 5] = [
 ];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 10] = [
+const UNSAFE: [&str; 13] = [
     "ebpf/src/pod.rs",
     "ebpf/src/bpf/", // entry modules: helper calls; each block says why
     "agent/build.rs",
+    "agent/src/datapath/batch.rs", // BPF_MAP_*_BATCH, which aya lacks
+    "agent/src/datapath/flows.rs", // clock_gettime
     "agent/src/datapath/kernel.rs",
     "agent/src/datapath/link.rs",
     "agent/src/datapath/netns.rs",
     "agent/src/datapath/sockets.rs",
+    "agent/src/datapath/tc.rs", // if_nameindex
     "agent/src/datapath/words.rs",
     "tests/src/foreign.rs",
     "tests/src/place.rs",
