@@ -1,13 +1,14 @@
 //! Traffic policies, topology and verdicts, as a program on the node meets them (`semantics.md` 5 and 6.1).
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, thread, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sheave_tests::{
     client::{Client, Errno, Way},
     lab::Lab,
     objects::{Slice, Svc, node_with},
+    wait::{SOON, eventually},
 };
 
 /// Longer than any answer in a lab takes, on an idle machine as on a busy one.
@@ -97,6 +98,50 @@ fn verdicts_of_every_kind_of_address() -> Result<()> {
     }
     assert_eq!(tap.to("10.96.0.40")?, 0, "V-4: an unknown port of a cluster IP does not leave the node either");
     assert_ne!(tap.to("203.0.113.31")?, 0, "F31: unknown ports of other virtual addresses are none of ours");
+    Ok(())
+}
+
+/// With kube-proxy the next SYN that is sent again gets through. Here the dial fails, so that it can be tried again.
+#[test]
+fn a_dial_that_waits_in_silence_ends_when_there_is_somebody() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let _server = lab.n1().server(10, "A")?;
+    let local = Svc::web("v", "10.96.0.44").ingress("203.0.113.44", "VIP").set("internalTrafficPolicy", json!("Local"));
+    let ranges = |range: &str| local.clone().set("loadBalancerSourceRanges", json!([range]));
+    let elsewhere = Slice::web("v").ready("10.244.1.10", "n2");
+    let pod = lab.n1().pod(20)?;
+    let waiting = || -> Result<u64> {
+        let counters = agent.status()?.counters;
+        Ok(["socket_drop", "socket_source_range"].iter().filter_map(|name| counters.get(*name)).sum())
+    };
+    for (row, to) in [("V-2", "10.96.0.44:80"), ("V-6", "203.0.113.44:80")] {
+        lab.apply(&[&ranges("198.51.100.0/24"), &elsewhere])?;
+        lab.settle(&agent)?;
+        let before = waiting()?;
+        thread::scope(|scope| -> Result<()> {
+            let dials = [&pod.place, &lab.n1().host].map(|place| {
+                scope.spawn(move || -> Result<Errno> {
+                    let mut client = place.client()?;
+                    client.patience = Duration::from_secs(20);
+                    Ok(client.connect(Way::Tcp, to).err().context("it connects")?.downcast()?)
+                })
+            });
+            let waits = || -> Result<()> {
+                let now = waiting()?;
+                ensure!(now == before + 2, "{now} dials, {before} before");
+                Ok(())
+            };
+            eventually("both wait", SOON, waits)?;
+            lab.apply(&[&ranges("0.0.0.0/0"), &Slice::web("v").ready("10.244.1.10", "n1")])?;
+            for dial in dials {
+                let error = dial.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                assert!(error.name == "ECONNABORTED" && error.after < Duration::from_secs(15), "{row}: {error}");
+            }
+            Ok(())
+        })?;
+        lab.settle(&agent)?;
+        assert_eq!(pod.place.client()?.outcome(Way::Tcp, to)?, "A", "{row}");
+    }
     Ok(())
 }
 

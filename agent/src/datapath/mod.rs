@@ -122,7 +122,7 @@ pub enum Stale {
         /// IANA protocol number.
         proto: u8,
     },
-    /// Datagram sockets that dialled a frontend while it led nowhere, or to another service (K07).
+    /// Sockets that dialled a frontend while it met silence; UDP also: while it led nowhere, or to another service (K07).
     Frontend {
         /// Who has it now.
         service: u32,
@@ -130,6 +130,8 @@ pub enum Stale {
         addr: Addr,
         /// Port, network order.
         port: u16,
+        /// IANA protocol number.
+        proto: u8,
     },
 }
 

@@ -2,8 +2,8 @@
 //! that its peer is gone (`semantics.md` F49, cases 21 and 22 of the field). SOCK_DESTROY over NETLINK_SOCK_DIAG, in
 //! every network namespace; only sockets that `PEERS` knows we sent there, never one that dialled the pod itself.
 //!
-//! And datagram sockets that dialled a frontend before it led anywhere (K07): connected to the virtual address itself,
-//! or to the discard address.
+//! And sockets that dialled a frontend before it led anywhere: those that wait in silence, connected to the discard
+//! address, and datagram sockets connected to the virtual address itself (K07).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -57,8 +57,8 @@ pub struct Closer {
 struct Wanted {
     /// Protocol, address and port → the services that no longer lead there.
     backends: BTreeMap<(u8, Addr, u16), BTreeSet<u32>>,
-    /// Address and port → the service that has it now. UDP.
-    frontends: BTreeMap<(Addr, u16), u32>,
+    /// Protocol, address and port → the service that has it now.
+    frontends: BTreeMap<(u8, Addr, u16), u32>,
 }
 
 impl Closer {
@@ -121,8 +121,8 @@ impl Wanted {
                         wanted.backends.entry((proto, addr, port)).or_default().insert(service);
                     }
                 }
-                Stale::Frontend { service, addr, port } => {
-                    wanted.frontends.insert((addr, port), service);
+                Stale::Frontend { service, addr, port, proto } => {
+                    wanted.frontends.insert((proto, addr, port), service);
                 }
             }
         }
@@ -130,23 +130,23 @@ impl Wanted {
     }
 
     fn protocols(&self) -> BTreeSet<u8> {
-        let udp = (!self.frontends.is_empty()).then_some(proto::UDP);
-        self.backends.keys().map(|(proto, ..)| *proto).chain(udp).collect()
+        self.backends.keys().chain(self.frontends.keys()).map(|(proto, ..)| *proto).collect()
     }
 
     /// Whether a socket is meant. `peer` says what it dialled to get where it is connected to; `is_ours` whether it
     /// would have been translated, had there been a Service.
     fn names(&self, key: &PeerKey, peer: impl Fn(&PeerKey) -> Option<Peer>, is_ours: bool) -> bool {
         let left = self.backends.get(&(key.proto, key.addr, key.port));
-        if left.is_none() && (key.proto != proto::UDP || self.frontends.is_empty()) {
+        let (is_silent, is_udp) = (is_discard(&key.addr), key.proto == proto::UDP);
+        if left.is_none() && !is_silent && (!is_udp || self.frontends.is_empty()) {
             return false; // most sockets: no look into the map
         }
         let Some(peer) = peer(key) else {
-            return is_ours && key.proto == proto::UDP && self.frontends.contains_key(&(key.addr, key.port));
+            return is_ours && is_udp && self.frontends.contains_key(&(key.proto, key.addr, key.port));
         };
-        let owner = self.frontends.get(&(peer.addr, peer.port)).filter(|_| key.proto == proto::UDP);
+        let owner = self.frontends.get(&(key.proto, peer.addr, peer.port));
         left.is_some_and(|services| services.contains(&peer.service))
-            || owner.is_some_and(|owner| *owner != peer.service || is_discard(&key.addr))
+            || owner.is_some_and(|owner| is_silent || (is_udp && *owner != peer.service))
     }
 }
 

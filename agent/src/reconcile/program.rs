@@ -6,7 +6,10 @@ use sheave_ebpf::{
     backend::{Backend, FLAG_LOCAL, RETIRED},
     frontend::{Frontend, FrontendKey, KIND_LOOPBACK},
     maps, meta, proto,
-    service::{ALGORITHM_MAGLEV, Config, VERDICT_DROP, VERDICT_REJECT, Word, config_index, word_index},
+    service::{
+        ALGORITHM_MAGLEV, Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES, VERDICT_DROP,
+        VERDICT_REJECT, Word, config_index, word_index,
+    },
     source_range::{SERVICE_BITS, SourceRange},
 };
 
@@ -170,6 +173,9 @@ impl<D: Datapath> Reconciler<D> {
             if group.config.affinity_timeout() != 0 && config.affinity_timeout() == 0 {
                 self.forgetful.insert(group.id); // switched on again it starts empty (`semantics.md` 8.1)
             }
+            if (group.config.flags() ^ config.flags()) & ADMISSION != 0 {
+                self.stale.extend(group.frontends.iter().map(|key| dialled_before(key, group.id)));
+            }
             group.config = config;
         }
         Ok(())
@@ -280,10 +286,8 @@ impl<D: Datapath> Reconciler<D> {
                 return Err(error);
             }
             group.words[index] = words[index];
-            if old.verdict() == VERDICT_DROP && plan.key.protocol == Protocol::Udp {
-                let dialled = group.frontends.iter();
-                let stale = dialled.map(|key| Stale::Frontend { service: group.id, addr: key.addr, port: key.port });
-                self.stale.extend(stale);
+            if old.verdict() == VERDICT_DROP {
+                self.stale.extend(group.frontends.iter().map(|key| dialled_before(key, group.id)));
             }
             // A run still wanted by a later scope is in `words`.
             let mut named = group.words.to_vec();
@@ -338,7 +342,7 @@ impl<D: Datapath> Reconciler<D> {
         self.datapath.put_frontend(key, &value)?;
         let replaced = self.frontends.insert(*key, value);
         if key.proto == proto::UDP && value.kind != KIND_LOOPBACK && replaced != Some(value) {
-            self.stale.push(Stale::Frontend { service: value.service, addr: key.addr, port: key.port });
+            self.stale.push(dialled_before(key, value.service));
         }
         self.unknown_ports += usize::from(value == UNKNOWN_PORT);
         self.unknown_ports -= usize::from(replaced == Some(UNKNOWN_PORT));
@@ -442,6 +446,15 @@ impl<D: Datapath> Reconciler<D> {
         self.deleted = true;
         Ok(())
     }
+}
+
+/// Who is within the source ranges: a change may let in those that wait in silence.
+const ADMISSION: u32 = FLAG_SOURCE_RANGES | FLAG_HOST_ALLOWED | FLAG_PODS_ALLOWED;
+
+/// Sockets that met something else here than `service`.
+fn dialled_before(key: &FrontendKey, service: u32) -> Stale {
+    let FrontendKey { addr, port, proto, zero: _ } = *key;
+    Stale::Frontend { service, addr, port, proto }
 }
 
 fn wanted_ranges(service: u32, ranges: &[IpNet]) -> impl Iterator<Item = RangeKey> {

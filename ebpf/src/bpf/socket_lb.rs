@@ -48,7 +48,8 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
                 return fail(ETIMEDOUT);
             }
             let discard = sock_addr::discard_for(&key.addr);
-            let peers = if key.proto == proto::UDP { promise(ctx, &key, service, &discard, key.port) } else { 0 };
+            // The agent closes sockets that wait here when there is somebody to talk to.
+            let peers = promise(ctx, &key, service, &discard, key.port);
             remember(ctx, &key, NO_BACKEND, peers);
             F::set_addr(ctx.sock_addr, &discard);
             GO_ON

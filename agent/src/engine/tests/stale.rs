@@ -25,7 +25,8 @@ fn told(engine: &mut Engine<Fake>) -> BTreeSet<String> {
         .map(|stale| match stale {
             Stale::Backend { service: _, addr, port, proto: proto::UDP } => format!("UDP {}", text(addr, port)),
             Stale::Backend { service: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
-            Stale::Frontend { service: _, addr, port } => text(addr, port),
+            Stale::Frontend { service: _, addr, port, proto: proto::UDP } => text(addr, port),
+            Stale::Frontend { service: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
         })
         .collect()
 }
@@ -101,9 +102,9 @@ fn sockets_that_dialled_too_early_are_told_when_there_is_somebody() {
         ("an external address", vec![put(&dns().external(&["203.0.113.1"]))], &["203.0.113.1:80"]),
         ("gone again", vec![put(&dns())], &[]),
         ("Local, nothing here: silence (V-2)", vec![local()], &[]),
-        ("Local, somebody here", vec![endpoints(".1 R;.2 R L")], &["10.96.0.10:80"]),
+        ("Local, somebody here", vec![endpoints(".1 R;.2 R L")], &["10.96.0.10:80", "TCP 10.96.0.10:80"]),
         ("Local, gone again", vec![endpoints(".1 R")], &["TCP 10.0.0.2:8080", "UDP 10.0.0.2:8080"]),
-        ("Cluster", vec![put(&dns())], &["10.96.0.10:80"]),
+        ("Cluster", vec![put(&dns())], &["10.96.0.10:80", "TCP 10.96.0.10:80"]),
     ] {
         assert_eq!(step(&mut engine, updates), set(expected), "{name}");
     }
