@@ -14,7 +14,7 @@ use notify::{
 };
 
 /// A burst of events is over after a pause of this length …
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(1);
 /// … and looked at after this time even if it goes on.
 const BURST: Duration = Duration::from_millis(200);
 /// A file that is being written counts as written after a pause of this length: half a file may well be valid YAML.
