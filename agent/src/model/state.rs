@@ -94,7 +94,8 @@ impl Changes {
 #[derive(Clone, Debug, Default)]
 pub struct State {
     services: BTreeMap<ServiceName, Service>,
-    slices: BTreeMap<ServiceName, BTreeMap<Arc<str>, EndpointSlice>>,
+    /// Boxed: most Services have one, and the first node of a map has room for eleven.
+    slices: BTreeMap<ServiceName, BTreeMap<Arc<str>, Box<EndpointSlice>>>,
     /// Owner of every slice, since a slice may change its owner.
     owners: BTreeMap<SliceName, ServiceName>,
     nodes: BTreeMap<Arc<str>, Node>,
@@ -121,7 +122,7 @@ impl State {
 
     /// The slices of a Service in order of their names; none when there are none.
     pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = &EndpointSlice> + Clone {
-        self.slices.get(service).into_iter().flat_map(BTreeMap::values)
+        self.slices.get(service).into_iter().flat_map(BTreeMap::values).map(AsRef::as_ref)
     }
 
     /// Every Node.
@@ -194,14 +195,14 @@ impl State {
             self.remove_slice(&slice.name, changes);
         }
         let slices = self.slices.entry(slice.service.clone()).or_default();
-        let before = slices.get(&slice.name.name);
+        let before = slices.get(&slice.name.name).map(AsRef::as_ref);
         if before != Some(&slice) {
             if before.is_none_or(|before| before.ports != slice.ports || before.endpoints != slice.endpoints) {
                 changes.noted.slices.push(slice.change(false));
             }
             changes.services.insert(slice.service.clone());
             self.owners.insert(slice.name.clone(), slice.service.clone());
-            slices.insert(slice.name.name.clone(), slice);
+            slices.insert(slice.name.name.clone(), Box::new(slice));
         }
     }
 

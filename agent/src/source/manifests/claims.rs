@@ -142,7 +142,7 @@ impl Claims {
 
     /// Adds or replaces a claim; whether that changes what counts.
     fn put(&mut self, key: Key, claim: Claim) -> bool {
-        let claims = self.objects.entry(key).or_default();
+        let claims = self.objects.entry(key).or_insert_with(|| Vec::with_capacity(1)); // nearly always one file
         match claims.binary_search_by(|known| known.file.cmp(&claim.file)) {
             Ok(place) => {
                 let old = std::mem::replace(&mut claims[place], claim);
