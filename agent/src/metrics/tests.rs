@@ -1,6 +1,13 @@
 //! Names and numbers of `semantics.md` 4.9 and 13.1.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    time::Duration,
+};
+
+use sheave_ebpf::counter::Counter;
 
 use super::{Connections, Meter, Metrics, NoLocal, Pass, Snapshot, Triggers};
 use crate::{
@@ -108,6 +115,32 @@ pub(crate) fn full_page() -> String {
         ..Snapshot::default()
     };
     metrics.text(Some(snapshot))
+}
+
+/// Names of metrics in an expression or in what surrounds it: words that begin like ours do.
+fn metrics_in(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| ["sheave_", "kubeproxy_", "process_"].iter().any(|ours| word.starts_with(ours))).collect()
+}
+
+#[test]
+fn the_chart_asks_for_metrics_that_exist() {
+    let page = full_page();
+    let series = page.lines().filter(|line| !line.starts_with('#'));
+    let names: BTreeSet<&str> = series.filter_map(|line| line.split(['{', ' ']).next()).collect();
+    for file in ["rules/sheave.yaml", "dashboards/sheave.json"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../helm").join(file);
+        let text = fs::read_to_string(path).unwrap();
+        let asked = metrics_in(&text);
+        assert!(asked.len() > 3, "{file}: {asked:?}");
+        for name in asked {
+            assert!(names.contains(name), "{file}: there is no {name}");
+        }
+        let events: BTreeSet<_> = text.split("{event=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        for event in events {
+            assert!(Counter::ALL.iter().any(|counter| counter.name() == event), "{file}: there is no event {event}");
+        }
+    }
 }
 
 #[test]
