@@ -11,7 +11,10 @@ mod selector;
 mod status;
 mod svc;
 
-use std::io::{self, Write as _};
+use std::{
+    env,
+    io::{self, Write as _},
+};
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
@@ -83,7 +86,7 @@ impl Cli {
     /// What [`exit::report`](crate::exit::report) turns into a message and an exit code.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
-            Command::Agent(args) => args.run(),
+            Command::Agent(_) => agent::AgentArgs::run(&env::args_os().collect::<Vec<_>>()),
             Command::Svc(command) => command.run(),
             Command::Lb(command) => command.run(),
             Command::Status(args) => args.run(),

@@ -5,6 +5,7 @@
 pub mod api;
 pub mod check;
 pub mod cli;
+pub mod config;
 pub mod conntrack;
 pub mod datapath;
 pub mod engine;

@@ -64,7 +64,7 @@ fn metrics_tell_what_the_node_does() -> Result<()> {
         ensure!(page.headers["content-type"].starts_with("text/plain; version=0.0.4"), "{page:?}");
         for line in [
             r#"sheave_service_connections{namespace="t",service="m",port="http",protocol="TCP"} 1"#,
-            r#"sheave_events_total{event="socket_connect"} "#,
+            r#"sheave_datapath_events_total{event="socket_connect"} "#,
             r#"kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv6"} "#,
             "kubeproxy_sync_proxy_rules_endpoint_changes_total 1",
             "sheave_ready 1",

@@ -1,7 +1,11 @@
 //! `sheave agent`: its flags, and how they become [`AgentOptions`].
 
+mod layers;
+
 use std::{
+    ffi::OsString,
     fs,
+    io::{self, Write as _},
     net::{AddrParseError, IpAddr, SocketAddr},
     path::PathBuf,
 };
@@ -13,6 +17,8 @@ use clap::{
     builder::{NonEmptyStringValueParser, RangedU64ValueParser},
 };
 use ipnet::IpNet;
+
+use layers::{KubeProxyFlags, Resolved};
 
 use super::{host::HostArgs, packets::PacketArgs};
 use crate::{
@@ -46,6 +52,15 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct AgentArgs {
+    /// kube-proxy's KubeProxyConfiguration, or a file as --print-config prints it; flags come first
+    #[arg(long, value_name = "FILE", help_heading = "Configuration")]
+    config: Option<PathBuf>,
+    /// Print what holds and where each value comes from, then end. kube-proxy's flags are accepted, too
+    #[arg(long, help_heading = "Configuration")]
+    print_config: bool,
+    #[command(flatten)]
+    kube_proxy: KubeProxyFlags,
+
     /// Read Services, EndpointSlices and Nodes from the YAML files of this directory instead of a cluster
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kubeconfig", "api_servers"], help_heading = "Source")]
     manifests: Option<PathBuf>,
@@ -176,13 +191,25 @@ enum LogFormatArg {
 }
 
 impl AgentArgs {
-    /// Starts logging and runs the agent until it is told to stop.
-    pub fn run(self) -> anyhow::Result<()> {
+    /// Starts logging and runs the agent until it is told to stop. `line` is the whole command line.
+    pub fn run(line: &[OsString]) -> anyhow::Result<()> {
+        let Resolved { args, values, remarks } = layers::resolve(line)?;
+        if args.print_config {
+            remarks.iter().for_each(|remark| eprintln!("note: {remark}"));
+            return Ok(io::stdout().write_all(layers::print(&values).as_bytes())?);
+        }
+        args.start(&remarks)
+    }
+
+    fn start(self, remarks: &[String]) -> anyhow::Result<()> {
         let format = match self.log_format {
             LogFormatArg::Text => LogFormat::Text,
             LogFormatArg::Json => LogFormat::Json,
         };
         logging::start(format, &self.log_level)?;
+        for remark in remarks {
+            tracing::warn!("{remark}");
+        }
         run::run(self.into_options()?)
     }
 

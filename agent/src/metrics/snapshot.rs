@@ -106,7 +106,7 @@ impl Collector for Snapshot {
         let resting = resting.iter().map(|(kind, count)| ([("kind", *kind)], *count as f64));
         page.gauges("sheave_resting_entries", "Freed, but perhaps still in a connection's hands", resting)?;
         let events = status.counters.iter().map(|(event, count)| ([("event", event.as_str())], *count));
-        page.counters("sheave_events", "What the programs did, by outcome", events)?;
+        page.counters("sheave_datapath_events", "What the programs did, by outcome", events)?;
 
         page.gauge("sheave_connections", "Live connections of this node's sockets", connections.total as f64)?;
         let services = connections.services.iter().map(|(group, count)| (labels(group), *count as f64));
