@@ -1,6 +1,6 @@
 //! The command line. Habits are kubectl's; help texts are written to be read.
 
-mod agent;
+pub mod agent;
 mod check;
 mod cleanup;
 mod host;

@@ -20,6 +20,26 @@ pub struct Setting {
     pub origin: String,
 }
 
+/// The value of a flag of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Effective {
+    /// Name, without dashes in front.
+    pub flag: String,
+    /// As on the command line; `None` = not set, and without a default that could be shown.
+    pub value: Option<String>,
+    /// Where it comes from.
+    pub origin: String,
+}
+
+/// All values as JSON, under our names of fields.
+#[must_use]
+pub fn json(values: &[Effective]) -> serde_json::Value {
+    let field = |Effective { flag, value, origin }: &Effective| {
+        (file::camel_case(flag), serde_json::json!({"value": value, "origin": origin}))
+    };
+    serde_json::json!({"sheave": values.iter().map(field).collect::<serde_json::Map<_, _>>()})
+}
+
 /// Settings by flag. What comes first holds.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {

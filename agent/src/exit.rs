@@ -7,6 +7,13 @@ pub const FAILED: u8 = 1;
 /// Nothing was done and nothing was changed: the command line is wrong (clap's code too), or this host is not fit.
 pub const REFUSED: u8 = 2;
 
+/// All of them, with what they say.
+pub const CODES: [(u8, &str); 3] = [
+    (0, "done; for `check` and `status`: all is well"),
+    (FAILED, "failed, or the answer is bad news"),
+    (REFUSED, "nothing was done and nothing changed: the command line is wrong, or this host is not fit"),
+];
+
 /// Nothing was changed, and one sentence says why and what to do.
 #[derive(Debug)]
 pub struct Refused(pub String);

@@ -18,6 +18,8 @@ pub mod lock;
 pub mod logging;
 pub mod metrics;
 pub mod model;
+#[cfg(test)]
+mod operations;
 pub mod options;
 pub mod plan;
 pub mod preflight;

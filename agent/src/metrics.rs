@@ -102,17 +102,17 @@ impl Metrics {
         let registry = registry.sub_registry_with_prefix("kubeproxy");
         registry.register(
             "sync_proxy_rules_duration_seconds",
-            "How long passes took that planned and wrote what changed",
+            "How long passes took that plan and write what changed",
             self.sync.clone(),
         );
         registry.register(
             "sync_full_proxy_rules_duration_seconds",
-            "The same, for passes over all Services",
+            "How long passes over all Services took",
             self.sync_full.clone(),
         );
         registry.register(
             "sync_partial_proxy_rules_duration_seconds",
-            "The same, for passes over what changed only",
+            "How long passes over nothing but what changed took",
             self.sync_partial.clone(),
         );
         registry.register(
@@ -158,7 +158,7 @@ impl Metrics {
         registry.register("build_info", "Version of this program and of its map layout", build);
         registry.register(
             "reconcile_duration_seconds",
-            "How long it took to plan and write what changed, in finer steps",
+            "How long passes took, in finer steps than kube-proxy's",
             self.reconcile.clone(),
         );
         registry.register(

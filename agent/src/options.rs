@@ -9,6 +9,7 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
+    config::Effective,
     datapath::{Limits, load::PacketSwitches},
     model::ServiceName,
     plan::{group::PlanOptions, node_ports::NodePortAddresses},
@@ -31,6 +32,8 @@ pub struct AgentOptions {
     pub metrics_bind_address: Option<SocketAddr>,
     /// At most so many Services, and so many backends, have a metric of their own.
     pub max_metrics_series: usize,
+    /// Every value and where it came from, for `/configz`.
+    pub effective: Vec<Effective>,
     /// Sizes of the kernel maps.
     pub limits: Limits,
     /// What the plan depends on.

@@ -21,6 +21,7 @@ use tokio::{
 
 use crate::{
     api::{self, ApiHandle, Request},
+    config,
     datapath::{
         Datapath, Stale, addresses, attach, devices, discard,
         flows::{self, Flows},
@@ -144,7 +145,12 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         tokio::spawn(server::serve("/healthz", address, server::health::router(health.clone(), metrics.clone())));
     }
     if let Some(address) = options.metrics_bind_address {
-        let exporter = Exporter { metrics, requests, series: options.max_metrics_series };
+        let exporter = Exporter {
+            metrics,
+            requests,
+            series: options.max_metrics_series,
+            configuration: config::json(&options.effective).to_string(),
+        };
         tokio::spawn(server::serve("/metrics", address, server::metrics::router(exporter)));
     }
     let (warn, warned) = events::channel();

@@ -1,11 +1,11 @@
 //! Why things happened, as indexes of the per-CPU array `COUNTERS`.
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $variant:ident = $index:literal, $name:literal;)*) => {
+    ($($(#[doc = $doc:literal])* $variant:ident = $index:literal, $name:literal;)*) => {
         /// Every reason that is counted.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[repr(u32)]
-        pub enum Counter { $($(#[$doc])* $variant = $index,)* }
+        pub enum Counter { $($(#[doc = $doc])* $variant = $index,)* }
 
         impl Counter {
             /// All of them, in order of their index.
@@ -15,6 +15,12 @@ macro_rules! counters {
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
+            }
+
+            /// What it counts, for people.
+            #[must_use]
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),*),)* }
             }
         }
     };

@@ -79,6 +79,9 @@ fn metrics_tell_what_the_node_does() -> Result<()> {
         let reply = get(host, "127.0.0.1:10249", path)?;
         assert_eq!((reply.code, reply.body.as_str()), (200, body), "{path}");
     }
+    let configuration = get(host, "127.0.0.1:10249", "/configz")?;
+    let name = r#""nodeName":{"origin":"--node-name","value":"n1"}"#;
+    ensure!(configuration.body.contains(name), "{configuration:?}");
     ensure!(get(&lab.outside, "192.0.2.11:10249", "/metrics").is_err(), "metrics are for this host only");
     Ok(())
 }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod demo;
+mod docs;
 mod image;
 mod kubernetes;
 mod lint;
@@ -45,6 +46,8 @@ enum Command {
     /// Measure what sheave costs, beside the bars it has to clear; some minutes
     #[command(disable_help_flag = true)] // the program's own help is the useful one
     Bench(bench::Args),
+    /// Write docs/operations.md anew, from the code; a unit test says when that is due
+    Docs,
     /// Check what no compiler checks: layering, unsafe budget, links of the documentation
     Tidy,
 }
@@ -62,6 +65,7 @@ fn main() -> anyhow::Result<()> {
         }
         Command::Image(args) => image::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Docs => docs::write(),
         Command::Tidy => tidy::run(),
     }
 }

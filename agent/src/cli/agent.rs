@@ -1,6 +1,6 @@
 //! `sheave agent`: its flags, and how they become [`AgentOptions`].
 
-mod layers;
+pub mod layers;
 
 use std::{
     ffi::OsString,
@@ -22,6 +22,7 @@ use layers::{KubeProxyFlags, Resolved};
 
 use super::{host::HostArgs, packets::PacketArgs};
 use crate::{
+    config::Effective,
     datapath::Limits,
     logging::{self, LogFormat},
     model::{Algorithm, ServiceName},
@@ -198,10 +199,10 @@ impl AgentArgs {
             remarks.iter().for_each(|remark| eprintln!("note: {remark}"));
             return Ok(io::stdout().write_all(layers::print(&values).as_bytes())?);
         }
-        args.start(&remarks)
+        args.start(values, &remarks)
     }
 
-    fn start(self, remarks: &[String]) -> anyhow::Result<()> {
+    fn start(self, effective: Vec<Effective>, remarks: &[String]) -> anyhow::Result<()> {
         let format = match self.log_format {
             LogFormatArg::Text => LogFormat::Text,
             LogFormatArg::Json => LogFormat::Json,
@@ -210,7 +211,7 @@ impl AgentArgs {
         for remark in remarks {
             tracing::warn!("{remark}");
         }
-        run::run(self.into_options()?)
+        run::run(AgentOptions { effective, ..self.into_options()? })
     }
 
     /// The options, checked as far as that needs more than one flag or the host's name.
@@ -231,6 +232,7 @@ impl AgentArgs {
             healthz_bind_address: bind_address("--healthz-bind-address", &self.healthz_bind_address, 10256)?,
             metrics_bind_address: bind_address("--metrics-bind-address", &self.metrics_bind_address, 10249)?,
             max_metrics_series: self.max_metrics_series,
+            effective: Vec::new(),
             limits: self.limits.into(),
             plan: PlanOptions {
                 algorithm: self.lb_algorithm.into(),

@@ -19,8 +19,8 @@ pub enum Form {
 pub enum Answer {
     /// The same as this flag of ours.
     Becomes(&'static str),
-    /// Worked out from the value.
-    Means(fn(&mut Settings, value: &str, origin: &str) -> Result<(), String>),
+    /// Worked out from the value, as the words say.
+    Means(fn(&mut Settings, value: &str, origin: &str) -> Result<(), String>, &'static str),
     /// Nothing; the rest of the sentence that begins with its name.
     Nothing(&'static str),
     /// Not a way to run an agent; says what to do instead.
@@ -63,8 +63,16 @@ const fn field(fields: &'static [&'static str], answer: Answer) -> Row {
 pub const ROWS: &[Row] = &[
     // General
     value("hostname-override", &["hostnameOverride"], Becomes("node-name")),
-    value("proxy-mode", &["mode"], Means(mode)),
-    value("bind-address", &["bindAddress"], Means(bind_address)),
+    value(
+        "proxy-mode",
+        &["mode"],
+        Means(mode, "iptables and ipvs: NodePorts on every address, unless `--nodeport-addresses` says otherwise"),
+    ),
+    value(
+        "bind-address",
+        &["bindAddress"],
+        Means(bind_address, "an IPv6 address: `--healthz-bind-address=[::]:10256 --metrics-bind-address=[::1]:10249`"),
+    ),
     switch(
         "bind-address-hard-fail",
         &["bindAddressHardFail"],
@@ -98,27 +106,38 @@ pub const ROWS: &[Row] = &[
     // HTTP
     field(&["healthzBindAddress"], Becomes("healthz-bind-address")),
     field(&["metricsBindAddress"], Becomes("metrics-bind-address")),
-    value("healthz-port", &[], Means(healthz_port)),
-    value("metrics-port", &[], Means(metrics_port)),
+    value("healthz-port", &[], Means(healthz_port, "`--healthz-bind-address`; 0 = nowhere")),
+    value("metrics-port", &[], Means(metrics_port, "`--metrics-bind-address`; 0 = nowhere")),
     // Packets
     value(
         "iptables-masquerade-bit",
         &["iptables.masqueradeBit", "nftables.masqueradeBit"],
         Nothing("has no effect: sheave marks packets with bits of its own, see --mark-bit"),
     ),
-    field(&["iptables.masqueradeAll", "nftables.masqueradeAll"], Means(masquerade_all)),
+    field(&["iptables.masqueradeAll", "nftables.masqueradeAll"], Means(masquerade_all, "`--masquerade-all`")),
     switch("iptables-localhost-nodeports", &["iptables.localhostNodePorts"], Becomes("loopback-nodeports")),
     value("iptables-sync-period", &["iptables.syncPeriod", "nftables.syncPeriod"], Nothing(NO_NETFILTER)),
     value("iptables-min-sync-period", &["iptables.minSyncPeriod", "nftables.minSyncPeriod"], Nothing(NO_NETFILTER)),
     value("ipvs-sync-period", &["ipvs.syncPeriod"], Nothing(NO_IPVS)),
     value("ipvs-min-sync-period", &["ipvs.minSyncPeriod"], Nothing(NO_IPVS)),
-    value("ipvs-scheduler", &["ipvs.scheduler"], Means(scheduler)),
+    value(
+        "ipvs-scheduler",
+        &["ipvs.scheduler"],
+        Means(
+            scheduler,
+            "`--lb-algorithm`: rr and wrr round-robin, lc and wlc least-connections, sh, dh and mh maglev",
+        ),
+    ),
     value("ipvs-exclude-cidrs", &["ipvs.excludeCIDRs"], Nothing(NO_IPVS)),
     switch("ipvs-strict-arp", &["ipvs.strictARP"], Nothing(NO_IPVS)),
     value("ipvs-tcp-timeout", &["ipvs.tcpTimeout"], Nothing(NO_IPVS)),
     value("ipvs-tcpfin-timeout", &["ipvs.tcpFinTimeout"], Nothing(NO_IPVS)),
     value("ipvs-udp-timeout", &["ipvs.udpTimeout"], Nothing(NO_IPVS)),
-    value("detect-local-mode", &["detectLocalMode"], Means(detect_local)),
+    value(
+        "detect-local-mode",
+        &["detectLocalMode"],
+        Means(detect_local, "NodeCIDR: `--detect-pods=node`; the others: `--detect-pods=cluster`"),
+    ),
     value(
         "pod-bridge-interface",
         &["detectLocal.bridgeInterface"],
@@ -140,7 +159,7 @@ pub const ROWS: &[Row] = &[
     value("conntrack-udp-timeout", &["conntrack.udpTimeout"], Nothing(NO_CONNTRACK)),
     value("conntrack-udp-timeout-stream", &["conntrack.udpStreamTimeout"], Nothing(NO_CONNTRACK)),
     // Logging
-    value("v", &["logging.verbosity"], Means(verbosity)),
+    value("v", &["logging.verbosity"], Means(verbosity, "`--log-level`: info below 4, debug below 6, then trace")),
     value("logging-format", &["logging.format"], Becomes("log-format")),
     value("vmodule", &["logging.vmodule"], Nothing("has no effect: --log-level takes directives for modules")),
     value("log-flush-frequency", &["logging.flushFrequency"], Nothing(LOG_DETAIL)),
@@ -161,7 +180,7 @@ impl Row {
             Becomes(flag) => settings.add(flag, value, origin),
             // kubeadm writes every field down, most of them with a value that says nothing.
             Nothing(_) if is_zero(value) => {}
-            Means(work_out) => {
+            Means(work_out, _) => {
                 work_out(settings, value, origin).map_err(|why| Refused(format!("{origin}: {value:?} {why}")))?;
             }
             Nothing(sentence) => settings.remark(format!("{origin} {sentence}")),

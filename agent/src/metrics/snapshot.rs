@@ -95,7 +95,7 @@ impl Collector for Snapshot {
             let is_there = f64::from(u8::from(feature.available));
             ([("feature", feature.name.as_str())], is_there)
         });
-        page.gauges("sheave_kernel_feature", "1 where the kernel has it, 0 where sheave does without", features)?;
+        page.gauges("sheave_kernel_feature", "1 where the kernel has it, 0 where the agent does without", features)?;
 
         let of_maps =
             |value: fn(&MapView) -> f64| status.maps.iter().map(move |map| ([("map", map.name.as_str())], value(map)));
@@ -104,19 +104,31 @@ impl Collector for Snapshot {
         let pressure = of_maps(|map| map.used as f64 / map.capacity.max(1) as f64);
         page.gauges("sheave_map_pressure", "How full the map is, 1 = full", pressure)?;
         let resting = resting.iter().map(|(kind, count)| ([("kind", *kind)], *count as f64));
-        page.gauges("sheave_resting_entries", "Freed, but perhaps still in a connection's hands", resting)?;
+        page.gauges(
+            "sheave_resting_entries",
+            "Entries that are freed, but perhaps still in a connection's hands",
+            resting,
+        )?;
         let events = status.counters.iter().map(|(event, count)| ([("event", event.as_str())], *count));
         page.counters("sheave_datapath_events", "What the programs did, by outcome", events)?;
 
-        page.gauge("sheave_connections", "Live connections of this node's sockets", connections.total as f64)?;
+        page.gauge(
+            "sheave_connections",
+            "Live connections of this node's sockets, all together",
+            connections.total as f64,
+        )?;
         let services = connections.services.iter().map(|(group, count)| (labels(group), *count as f64));
-        let help = "The same, of the busiest Service ports (--metrics-max-series)";
+        let help = "Live connections of this node's sockets to the busiest Service ports, see --max-metrics-series";
         page.gauges("sheave_service_connections", help, services)?;
         let backends = connections.backends.iter().map(|((group, address), count)| {
             let [namespace, service, port, protocol] = labels(group);
             ([namespace, service, port, protocol, ("backend", address.to_string())], *count as f64)
         });
-        page.gauges("sheave_backend_connections", "The same, of the busiest backends", backends)
+        page.gauges(
+            "sheave_backend_connections",
+            "Live connections of this node's sockets to the busiest backends, see --max-metrics-series",
+            backends,
+        )
     }
 }
 

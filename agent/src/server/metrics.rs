@@ -29,6 +29,8 @@ pub struct Exporter {
     pub requests: mpsc::Sender<Request>,
     /// At most so many services, and so many backends, are told apart by their connections.
     pub series: usize,
+    /// What `/configz` shows, JSON.
+    pub configuration: String,
 }
 
 /// Its paths.
@@ -37,7 +39,12 @@ pub fn router(exporter: Exporter) -> Router {
         .route("/metrics", get(metrics))
         .route("/healthz", get(async || ([NO_SNIFFING], "ok")))
         .route("/proxyMode", get(async || ([NO_SNIFFING], PROXY_MODE)))
+        .route("/configz", get(configuration))
         .with_state(exporter)
+}
+
+async fn configuration(State(exporter): State<Exporter>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json"), NO_SNIFFING], exporter.configuration)
 }
 
 async fn metrics(State(exporter): State<Exporter>) -> impl IntoResponse {

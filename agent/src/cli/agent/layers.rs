@@ -11,7 +11,7 @@ use super::AgentArgs;
 use crate::{
     cli::Cli,
     config::{
-        Setting, Settings,
+        Effective, Setting, Settings,
         file::{self, camel_case},
         kube_proxy::{Form, ROWS},
     },
@@ -64,17 +64,6 @@ pub struct Resolved {
     pub values: Vec<Effective>,
     /// What was said without effect: a sentence each.
     pub remarks: Vec<String>,
-}
-
-/// The value of a flag of ours.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Effective {
-    /// Name, without dashes in front.
-    pub flag: String,
-    /// As on the command line; `None` = not set, and without a default that could be shown.
-    pub value: Option<String>,
-    /// Where it comes from.
-    pub origin: String,
 }
 
 /// Puts the layers together: our flags before our environment variables before kube-proxy's flags before the file
