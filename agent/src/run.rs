@@ -142,7 +142,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     let listener = api::bind(&options.paths.socket()).context("cannot open the agent's socket")?;
     let api = tokio::spawn(api::serve(listener, ApiHandle { requests: requests.clone(), version }));
     if let Some(address) = options.healthz_bind_address {
-        tokio::spawn(server::serve("/healthz", address, server::health::router(health.clone(), metrics.clone())));
+        tokio::spawn(server::serve("/healthz", address, server::health::router(&health, &metrics)));
     }
     if let Some(address) = options.metrics_bind_address {
         let exporter = Exporter {

@@ -36,7 +36,8 @@ fn trigger_times_of_changes_are_reported_once_they_are_programmed() {
     let start = 1_000 * SECOND;
     // t-1 is before the tracker's start; t0, t1 … after it.
     let t = |n: i128| Some(start + if n < 0 { n } else { n + 1 } * SECOND);
-    let cases: Vec<(&str, Vec<Update>, &[(&str, &[i128])])> = vec![
+    type Times = &'static [(&'static str, &'static [i128])];
+    let cases: Vec<(&str, Vec<Update>, Times)> = vec![
         ("TT-1", vec![put("ep1", t(0), 1)], &[("ep1", &[0])]),
         ("TT-2", vec![put("ep1", t(0), 1), put("ep1", t(1), 2)], &[("ep1", &[0, 1])]),
         (

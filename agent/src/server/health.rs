@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Its paths, and nothing else.
-pub fn router(health: SharedHealth, metrics: Metrics) -> Router {
+pub fn router(health: &SharedHealth, metrics: &Metrics) -> Router {
     let probe = |probe: Probe| {
         let (health, metrics) = (health.clone(), metrics.clone());
         any(async move || answer(&health, &metrics, probe))
