@@ -3,16 +3,9 @@
 //! The engine lives in a thread of its own and is the only writer; sources, the API socket and netlink run on the
 //! main thread and reach it through channels. Every wake-up is one arm of one `select!`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    mem,
-    net::IpAddr,
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeMap, mem, net::IpAddr, thread, time::Duration};
 
 use anyhow::Context as _;
-use ipnet::IpNet;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
@@ -27,7 +20,7 @@ use crate::{
         flows::{self, Flows},
         kernel::Kernel,
         load::{self, Features, Loaded, Switches},
-        packets::{self, Packets},
+        packets::{self, Packets, PodRanges},
         pins::Pins,
         sockets::Closer,
     },
@@ -90,7 +83,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         Ok(tell) => tell,
         Err(error) => {
             warnings.push(format!("no packet path, clients outside this node are not served: {error:#}"));
-            watch::channel(BTreeSet::new()).0
+            watch::channel(PodRanges::new()).0
         }
     };
     for warning in host.warnings.iter().chain(&warnings) {
@@ -178,8 +171,8 @@ async fn start_packets(
     loaded: Loaded,
     pins: &Pins,
     options: &PacketOptions,
-) -> anyhow::Result<watch::Sender<BTreeSet<IpNet>>> {
-    let (tell, told) = watch::channel(BTreeSet::new());
+) -> anyhow::Result<watch::Sender<PodRanges>> {
+    let (tell, told) = watch::channel(PodRanges::new());
     if options.enabled {
         let mut packets = Packets::open(loaded, pins, options.devices.clone(), options.from_pods)?;
         let devices = devices::follow().await.context("cannot follow this host's network devices")?;
@@ -247,7 +240,7 @@ struct Core<D> {
     closer: std::sync::mpsc::Sender<Vec<Stale>>,
     features: Vec<FeatureView>,
     /// The packet path is told whose addresses are pods'.
-    pod_ranges: watch::Sender<BTreeSet<IpNet>>,
+    pod_ranges: watch::Sender<PodRanges>,
     detection: PodDetection,
     health: SharedHealth,
     meter: Meter,

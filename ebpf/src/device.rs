@@ -15,5 +15,7 @@ pod! {
 pub const ADDRESS_OWN: u32 = 1;
 /// Value in `POD_RANGES`: sources in the range are pods (`semantics.md` 6.3).
 pub const RANGE_PODS: u32 = 1;
+/// Value in `POD_RANGES`: sources in the range are pods of this node.
+pub const RANGE_OWN_PODS: u32 = 2;
 /// Bits of a `POD_RANGES` key that names one address.
 pub const FULL_BITS: u32 = 128;

@@ -74,7 +74,7 @@ pub mod maps {
     pub const DEVICES: &str = "DEVICES";
     /// Hash: [`Addr`](crate::addr::Addr) → [`ADDRESS_OWN`](crate::device::ADDRESS_OWN).
     pub const NODE_ADDRESSES: &str = "NODE_ADDRESSES";
-    /// LPM trie: [`Addr`](crate::addr::Addr) → [`RANGE_PODS`](crate::device::RANGE_PODS).
+    /// LPM trie: [`Addr`](crate::addr::Addr) → a `RANGE_…` of [`device`](crate::device).
     pub const POD_RANGES: &str = "POD_RANGES";
 
     /// Every map there is.

@@ -17,6 +17,8 @@ pub mod lab;
 pub mod leftovers;
 pub mod node;
 pub mod objects;
+pub mod packet;
+pub mod packet_model;
 pub mod place;
 pub mod tap;
 pub mod told;

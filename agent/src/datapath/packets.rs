@@ -13,7 +13,7 @@ use aya::{
 use ipnet::IpNet;
 use sheave_ebpf::{
     addr::Addr,
-    device::{ADDRESS_OWN, Device as Lent, RANGE_PODS},
+    device::{ADDRESS_OWN, Device as Lent, RANGE_OWN_PODS, RANGE_PODS},
     maps,
 };
 
@@ -27,6 +27,9 @@ use super::{
     pins::Pins,
     tc::{self, Way},
 };
+
+/// Networks whose addresses are pods', and whether they are this node's.
+pub type PodRanges = BTreeMap<IpNet, bool>;
 
 /// Programs, and the tables that only they read.
 pub struct Packets {
@@ -100,14 +103,16 @@ impl Packets {
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn set_pod_ranges(&mut self, ranges: &BTreeSet<IpNet>) -> Result<()> {
-        let wanted: BTreeSet<(u32, Addr)> = ranges.iter().map(|net| (prefix(net), net.network().into())).collect();
+    pub fn set_pod_ranges(&mut self, ranges: &PodRanges) -> Result<()> {
+        let value = |own: bool| if own { RANGE_OWN_PODS } else { RANGE_PODS };
+        let entry = |(net, own): (&IpNet, &bool)| ((prefix(net), Addr::from(net.network())), value(*own));
+        let wanted: BTreeMap<(u32, Addr), u32> = ranges.iter().map(entry).collect();
         let present: Vec<_> = self.pods.keys().filter_map(std::result::Result::ok).collect();
-        for (bits, addr) in &wanted {
+        for ((bits, addr), value) in &wanted {
             let key = lpm_trie::Key::new(*bits, *addr);
-            self.pods.insert(&key, RANGE_PODS, 0).map_err(|e| failed(e, maps::POD_RANGES, 16_384, "--cluster-cidr"))?;
+            self.pods.insert(&key, *value, 0).map_err(|e| failed(e, maps::POD_RANGES, 16_384, "--cluster-cidr"))?;
         }
-        for key in present.into_iter().filter(|key| !wanted.contains(&(key.prefix_len(), key.data()))) {
+        for key in present.into_iter().filter(|key| !wanted.contains_key(&(key.prefix_len(), key.data()))) {
             removed(self.pods.remove(&key), maps::POD_RANGES)?;
         }
         Ok(())
@@ -134,7 +139,7 @@ pub fn detach(pins: &Pins) -> Result<()> {
 pub async fn follow(
     mut packets: Packets,
     mut devices: watch::Receiver<Vec<Device>>,
-    mut pods: watch::Receiver<BTreeSet<IpNet>>,
+    mut pods: watch::Receiver<PodRanges>,
 ) {
     loop {
         packets.set_devices(&devices.borrow_and_update().clone());

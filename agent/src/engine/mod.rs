@@ -204,15 +204,18 @@ impl<D: Datapath> Engine<D> {
         self.reconciler.take_stale()
     }
 
-    /// Networks whose addresses are pods'.
+    /// Networks whose addresses are pods', and whether they are this node's.
     #[must_use]
-    pub fn pod_ranges(&self, detection: &PodDetection) -> BTreeSet<IpNet> {
-        match detection {
-            PodDetection::AllNodes => self.state.nodes().flat_map(|node| node.pod_cidrs.iter().copied()).collect(),
-            PodDetection::ThisNode => self.context.pod_cidrs.iter().copied().collect(),
-            PodDetection::Within(networks) => networks.clone(),
-            PodDetection::Never => BTreeSet::new(),
-        }
+    pub fn pod_ranges(&self, detection: &PodDetection) -> BTreeMap<IpNet, bool> {
+        let others = |networks: &mut dyn Iterator<Item = IpNet>| networks.map(|net| (net, false)).collect();
+        let mut ranges: BTreeMap<_, _> = match detection {
+            PodDetection::AllNodes => others(&mut self.state.nodes().flat_map(|node| node.pod_cidrs.iter().copied())),
+            PodDetection::Within(networks) => others(&mut networks.iter().copied()),
+            PodDetection::ThisNode => BTreeMap::new(),
+            PodDetection::Never => return BTreeMap::new(),
+        };
+        ranges.extend(self.context.pod_cidrs.iter().map(|net| (*net, true)));
+        ranges
     }
 
     /// The tables, for tests that stir them.

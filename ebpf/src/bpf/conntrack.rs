@@ -97,7 +97,9 @@ pub enum Refused {
 #[inline(never)]
 pub fn open(packet: &Packet, flow: &Flow) -> Result<(), Refused> {
     let reply = reply_of(&packet.tuple, flow);
-    if let Some(entry) = find(&reply) {
+    if let Some(entry) = find(&reply)
+        && entry.flow.role() == ROLE_REPLY
+    {
         let other = !entry.flow.to.is(&packet.tuple.dst) || entry.flow.to_port != packet.tuple.dst_port;
         if other && is_alive(&packet.tuple, &entry.flow) {
             return Err(Refused::Clash);

@@ -306,9 +306,10 @@ pub fn is_own_address(addr: &Addr) -> bool {
     NODE_ADDRESSES.get_ptr(addr).is_some()
 }
 
+/// `RANGE_…`, or 0 for what is no pod's address.
 #[inline(always)]
-pub fn is_pod_address(addr: &Addr) -> bool {
-    POD_RANGES.get(&Key::new(device::FULL_BITS, *addr)).is_some()
+pub fn pod_range(addr: &Addr) -> u32 {
+    POD_RANGES.get(&Key::new(device::FULL_BITS, *addr)).map_or(0, |range| *range)
 }
 
 /// Pointer to a word of `META`.

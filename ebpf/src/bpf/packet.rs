@@ -12,6 +12,7 @@ use sheave_ebpf::{
     backend::{Backend, FLAG_LOCAL},
     conntrack::{FLAG_MASQUERADE, Flow, HOOK_EGRESS, HOOK_INGRESS, ROLE_DIAL, ROLE_REPLY, ROLE_RETURN},
     counter::Counter,
+    device::RANGE_PODS,
     frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK},
     meta, proto,
     service::{
@@ -198,10 +199,10 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
             return DROP; // V-6: before everything else, and silent
         }
     }
-    let is_pod = maps::detect_pods() && maps::is_pod_address(&tuple.src);
+    let range = if maps::detect_pods() { maps::pod_range(&tuple.src) } else { 0 };
     let scope = match frontend.kind {
         KIND_CLUSTER_IP => Scope::Cluster,
-        _ if is_pod => Scope::Inside,
+        _ if range != 0 => Scope::Inside,
         _ => Scope::Outside,
     };
     let Some(word) = maps::word(frontend.service, scope) else {
@@ -209,7 +210,7 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
         return NEXT;
     };
     match word.verdict() {
-        VERDICT_FORWARD => forward(skb, packet, frontend, Choice { word, config, is_pod }),
+        VERDICT_FORWARD => forward(skb, packet, frontend, Choice { word, config, range }),
         VERDICT_REJECT => refuse::because(skb, packet, Counter::PacketReject),
         VERDICT_DROP => {
             count::bump(Counter::PacketDrop);
@@ -223,7 +224,8 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
 struct Choice {
     word: Word,
     config: Config,
-    is_pod: bool,
+    /// Whose pod the client is: `RANGE_…`, or 0.
+    range: u32,
 }
 
 #[inline(always)]
@@ -268,13 +270,13 @@ fn is_hidden(client: &Addr, kind: u32, choice: &Choice, backend: &Backend) -> bo
         return true; // hairpin
     }
     if kind == KIND_CLUSTER_IP {
-        return maps::masquerade_all() || (maps::detect_pods() && !choice.is_pod);
+        return maps::masquerade_all() || (maps::detect_pods() && choice.range == 0);
     }
     if choice.config.flags() & FLAG_EXTERNAL_LOCAL == 0 {
         return !(is_local && maps::keep_client());
     }
     // DL-1: another node's pod. Its backend would answer it directly, past us.
-    choice.is_pod && !is_local
+    choice.range == RANGE_PODS && !is_local
 }
 
 /// The same for the packets of a flow on every node.
