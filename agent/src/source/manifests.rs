@@ -5,6 +5,7 @@
 
 mod changes;
 mod claims;
+mod read;
 mod text;
 
 use std::{

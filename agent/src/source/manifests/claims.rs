@@ -1,15 +1,18 @@
 //! Which file says what about which object, and which of them counts.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     hash::{BuildHasher, RandomState},
     sync::Arc,
 };
 
-use super::text::{Document, documents, read_json, read_yaml};
+use super::{
+    read::{Read, read_all},
+    text::{Document, documents},
+};
 use crate::source::{
     convert::ConvertOptions,
-    decode::{Decoded, Key, Kind, Lists, Object, Origin, decode},
+    decode::{Decoded, Key, Lists, Object},
 };
 
 /// What all files say.
@@ -31,10 +34,9 @@ struct File {
 }
 
 /// What is in a document.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Contents {
     keys: Vec<Key>,
-    /// What of it is no object of ours, a sentence each.
     notes: BTreeSet<String>,
 }
 
@@ -68,51 +70,39 @@ impl Claims {
         let file: Arc<str> = name.into();
         let is_json = name.ends_with(".json");
         let documents = if is_json { vec![Document { lines_before: 0, text }] } else { documents(text) };
-        let old = self.files.get(&file);
+        let old = self.files.get(&file).filter(|old| !old.has_doubles);
         let mut new = File::default();
-        let mut fresh: HashMap<Key, Claim> = HashMap::new();
+        let (mut hashes, mut unread) = (Vec::new(), Vec::new());
         for document in documents {
             let hash = self.hasher.hash_one(document.text);
-            if let Some(known) = old.filter(|old| !old.has_doubles).and_then(|old| old.documents.get(&hash)) {
+            if let Some(known) = old.and_then(|old| old.documents.get(&hash)) {
                 new.has_doubles |= new.documents.insert(hash, known.clone()).is_some();
-                continue;
+            } else {
+                hashes.push(hash);
+                unread.push(document);
             }
-            let mut contents = Contents::default();
-            let object = |object| self.object(object, &file, &mut contents, &mut fresh, &mut new.has_doubles);
-            if is_json { read_json(text, object) } else { read_yaml(document, object) }?;
-            new.documents.insert(hash, contents);
         }
-        Ok(self.replace(file, new, fresh))
-    }
-
-    /// Takes in one object of a document.
-    fn object(
-        &self,
-        object: serde_json::Value,
-        file: &Arc<str>,
-        contents: &mut Contents,
-        fresh: &mut HashMap<Key, Claim>,
-        has_doubles: &mut bool,
-    ) {
-        let Some(kind) = Kind::of(&object) else {
-            let text = |field: &str| object[field].as_str().unwrap_or("?").to_owned();
-            contents.notes.insert(format!("{} {} in it is ignored.", text("apiVersion"), text("kind")));
-            return;
-        };
-        match decode(kind, object, Origin::File, &self.options) {
-            Ok(Decoded { key, object, problems }) => {
+        let kept: HashSet<&Key> = new.documents.values().flat_map(|contents| contents.keys.iter()).collect();
+        let read = read_all(&unread, is_json, &self.options)?;
+        if read.iter().flat_map(|read| &read.objects).any(|object| kept.contains(&object.key)) {
+            // Which of the two comes first can only be told by reading the whole file.
+            self.files.entry(file).or_default().has_doubles = true;
+            return self.read(name, text);
+        }
+        let mut fresh: HashMap<Key, Claim> = HashMap::new();
+        for (hash, Read { objects, notes }) in hashes.into_iter().zip(read) {
+            let keys = objects.iter().map(|object| object.key.clone()).collect();
+            new.documents.insert(hash, Contents { keys, notes });
+            for Decoded { key, object, problems } in objects {
                 if let Some(first) = fresh.get_mut(&key) {
-                    *has_doubles = true;
+                    new.has_doubles = true;
                     first.problems.push(format!("{key} is in {file} more than once; the first counts."));
                 } else {
-                    fresh.insert(key.clone(), Claim { file: file.clone(), object, problems });
+                    fresh.insert(key, Claim { file: file.clone(), object, problems });
                 }
-                contents.keys.push(key);
-            }
-            Err(sentence) => {
-                contents.notes.insert(sentence);
             }
         }
+        Ok(self.replace(file, new, fresh))
     }
 
     fn replace(&mut self, file: Arc<str>, new: File, fresh: HashMap<Key, Claim>) -> Vec<Touched> {
@@ -269,6 +259,32 @@ mod tests {
         assert_eq!(changed(claims.read("x.yaml", &second)), ["Service default/a"]);
         assert_eq!(port(&claims, "a"), Some(81));
         assert_eq!(claims.problems(&key("a")), [""; 0]);
+    }
+
+    #[test]
+    fn one_that_is_added_to_the_file_counts_only_if_it_comes_first() {
+        let (old, new) = (service("a", 80), service("a", 81));
+        for (text, expected) in [(format!("{old}---\n{new}"), 80), (format!("{new}---\n{old}"), 81)] {
+            let mut claims = Claims::new(ConvertOptions::default());
+            claims.read("x.yaml", &format!("{old}---\n")).expect("well-formed");
+            claims.read("x.yaml", &text).expect("well-formed");
+            assert_eq!(port(&claims, "a"), Some(expected), "{text}");
+            assert_eq!(claims.problems(&key("a")).len(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn many_documents_are_read_in_their_order() {
+        let mut claims = Claims::new(ConvertOptions::default());
+        let text = |last: &str| -> String {
+            (1..=500).map(|port| service(&format!("s{}", port % 499), port) + "---\n").collect::<String>() + last
+        };
+        claims.read("x.yaml", &text("")).expect("well-formed");
+        assert_eq!(claims.objects.len(), 499);
+        assert_eq!(port(&claims, "s1"), Some(1), "port 1 comes first, port 500 last");
+        assert_eq!(claims.problems(&key("s1")), ["Service default/s1 is in x.yaml more than once; the first counts."]);
+        let error = claims.read("x.yaml", &text("kind: [")).expect_err("half a list");
+        assert!(error.starts_with("line 2501: "), "five lines for each of 500: {error}");
     }
 
     #[test]
