@@ -256,7 +256,7 @@ impl Draft {
             frame.extend(u16::try_from(length + body.len()).unwrap_or(0).to_be_bytes());
             let (offset, more, id) = self.fragment.unwrap_or_default();
             frame.extend(u16::try_from(id & 0xffff).unwrap_or(0).to_be_bytes());
-            frame.extend((offset / 8 | if more { 0x2000 } else { 0 }).to_be_bytes());
+            frame.extend(((offset / 8) | if more { 0x2000 } else { 0 }).to_be_bytes());
             frame.extend([64, proto, 0, 0]);
             frame.extend(octets(self.src.ip()));
             frame.extend(octets(self.dst.ip()));

@@ -89,6 +89,9 @@ struct Parsed {
     is_later: bool,
 }
 
+/// Source, destination, number, protocol, and whether it arrived.
+type FragmentKey = (IpAddr, IpAddr, u32, u8, bool);
+
 /// The state.
 #[derive(Debug, Default)]
 pub struct Model {
@@ -104,8 +107,8 @@ pub struct Model {
     replies: HashMap<Ends, Reply>,
     hides: HashMap<Ends, SocketAddr>,
     returns: HashMap<Ends, SocketAddr>,
-    /// By source, destination, number, protocol and hook.
-    fragments: HashMap<(IpAddr, IpAddr, u32, u8, bool), (u16, u16)>,
+    /// Ports of the first fragment.
+    fragments: HashMap<FragmentKey, (u16, u16)>,
     masqueraded: bool,
     plain: bool,
 }

@@ -166,9 +166,9 @@ fn serve() -> Result<()> {
 }
 
 /// Serves one connection after the other.
-fn accept(port: u16, mut serve: impl FnMut(TcpStream) + Send + 'static) -> Result<()> {
+fn accept(port: u16, serve: impl FnMut(TcpStream) + Send + 'static) -> Result<()> {
     let listener = listen(port)?;
-    thread::spawn(move || listener.incoming().flatten().for_each(|stream| serve(stream)));
+    thread::spawn(move || listener.incoming().flatten().for_each(serve));
     Ok(())
 }
 
