@@ -57,8 +57,12 @@ fn load_one(program: &mut Program) -> Result<(), ProgramError> {
 fn attach_one(program: &mut Program, node: &Node) -> Result<()> {
     let cgroup = || File::open(&node.host.cgroup).with_context(|| node.host.cgroup.display().to_string());
     match program {
-        Program::CgroupSockAddr(program) => drop(program.attach(cgroup()?, CgroupAttachMode::Single)?),
-        Program::CgroupSock(program) => drop(program.attach(cgroup()?, CgroupAttachMode::Single)?),
+        Program::CgroupSockAddr(program) => {
+            program.attach(cgroup()?, CgroupAttachMode::Single)?;
+        }
+        Program::CgroupSock(program) => {
+            program.attach(cgroup()?, CgroupAttachMode::Single)?;
+        }
         Program::SchedClassifier(program) => node.host.enter(|| {
             program.attach("eth0", TcAttachType::Ingress)?;
             program.attach("eth0", TcAttachType::Egress)?;
