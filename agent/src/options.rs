@@ -64,10 +64,21 @@ pub struct PacketOptions {
     pub devices: Vec<String>,
     /// Packets of this node's workloads are translated too.
     pub from_pods: bool,
+    /// How programs are put on devices.
+    pub attach: TcAttach,
     /// What the programs must know.
     pub switches: PacketSwitches,
     /// Which sources are pods.
     pub detection: PodDetection,
+}
+
+/// How programs are put on devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcAttach {
+    /// By tcx where the kernel has it (Linux 6.6), else as filters of clsact.
+    Auto,
+    /// As filters of clsact: beside tools that know nothing else.
+    Clsact,
 }
 
 /// Which sources are pods (`semantics.md` 6.3).

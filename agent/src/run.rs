@@ -174,7 +174,7 @@ async fn start_packets(
 ) -> anyhow::Result<watch::Sender<PodRanges>> {
     let (tell, told) = watch::channel(PodRanges::new());
     if options.enabled {
-        let mut packets = Packets::open(loaded, pins, options.devices.clone(), options.from_pods)?;
+        let mut packets = Packets::open(loaded, pins, options.clone())?;
         let devices = devices::follow().await.context("cannot follow this host's network devices")?;
         packets.set_devices(&devices.borrow());
         tokio::spawn(packets::follow(packets, devices, told));

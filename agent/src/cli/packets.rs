@@ -5,7 +5,7 @@ use ipnet::IpNet;
 
 use crate::{
     datapath::load::PacketSwitches,
-    options::{PacketOptions, PodDetection},
+    options::{PacketOptions, PodDetection, TcAttach},
 };
 
 /// Flags of the packet path.
@@ -24,6 +24,9 @@ pub struct PacketArgs {
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
     pod_packets: bool,
+    /// Put programs on devices by tcx where the kernel has it, or always as filters of a clsact qdisc
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = AttachArg::Auto)]
+    tc_attach: AttachArg,
     /// Which sources are pods: addresses in the cluster's pod networks, in this node's, or none
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = DetectArg::Cluster)]
     detect_pods: DetectArg,
@@ -48,6 +51,12 @@ pub struct PacketArgs {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum AttachArg {
+    Auto,
+    Clsact,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum DetectArg {
     Cluster,
     Node,
@@ -66,6 +75,10 @@ impl From<PacketArgs> for PacketOptions {
             enabled: args.packet_path,
             devices: args.devices,
             from_pods: args.pod_packets,
+            attach: match args.tc_attach {
+                AttachArg::Auto => TcAttach::Auto,
+                AttachArg::Clsact => TcAttach::Clsact,
+            },
             switches: PacketSwitches {
                 mark_bit: args.mark_bit,
                 snat_ports: args.snat_ports,

@@ -27,6 +27,7 @@ use super::{
     pins::Pins,
     tc::{self, Way},
 };
+use crate::options::PacketOptions;
 
 /// Networks whose addresses are pods', and whether they are this node's.
 pub type PodRanges = BTreeMap<IpNet, bool>;
@@ -35,10 +36,7 @@ pub type PodRanges = BTreeMap<IpNet, bool>;
 pub struct Packets {
     ebpf: Ebpf,
     pins: Pins,
-    /// Devices that clients come through, where the operator names them.
-    named: Vec<String>,
-    /// Workloads are clients like those outside.
-    from_pods: bool,
+    options: PacketOptions,
     /// What each device has, by index.
     attached: BTreeMap<u32, (Device, Role)>,
     devices: HashMap<MapData, u32, Lent>,
@@ -51,14 +49,13 @@ impl Packets {
     ///
     /// # Errors
     /// When the verifier refuses a program, or a pinned map is not what this build expects.
-    pub fn open(loaded: Loaded, pins: &Pins, named: Vec<String>, from_pods: bool) -> Result<Self> {
+    pub fn open(loaded: Loaded, pins: &Pins, options: PacketOptions) -> Result<Self> {
         let Loaded { mut ebpf, warnings: _ } = loaded;
         tc::load(&mut ebpf)?;
         let pods = Map::LpmTrie(map(pins, maps::POD_RANGES)?);
         Ok(Self {
             ebpf,
-            named,
-            from_pods,
+            options,
             attached: BTreeMap::new(),
             devices: hash(pins, maps::DEVICES)?,
             addresses: hash(pins, maps::NODE_ADDRESSES)?,
@@ -78,7 +75,7 @@ impl Packets {
             if has.is_some_and(|(known, had)| known.name == device.name && *had == role) {
                 continue;
             }
-            match tc::attach(&mut self.ebpf, &self.pins, device, role) {
+            match tc::attach(&mut self.ebpf, &self.pins, device, role, self.options.attach) {
                 Ok(way) => {
                     tracing::info!(device = device.name, ?role, by = way_name(way), "the packet path is on a device");
                     self.attached.insert(device.index, (device.clone(), role));
@@ -95,8 +92,8 @@ impl Packets {
     }
 
     fn role(&self, device: &Device) -> Option<Role> {
-        let role = device.role(&self.named)?;
-        Some(if self.from_pods { Role::Clients } else { role })
+        let role = device.role(&self.options.devices)?;
+        Some(if self.options.from_pods { Role::Clients } else { role })
     }
 
     /// Sources in these networks are pods.

@@ -3,13 +3,13 @@
 //! A tcx link is pinned and replaced inside its pin. A filter cannot be pinned; it stays with the device until somebody
 //! removes it, and constants for priority and handle let us find it again.
 
-use std::{fs, io, mem, os::fd::AsFd as _};
+use std::{ffi::CStr, fs, io, mem, os::fd::AsFd as _};
 
 use aya::{
     Ebpf,
     programs::{
         LinkOrder, ProgramError, SchedClassifier, TcAttachType,
-        links::FdLink,
+        links::{FdLink, Link as _},
         tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
     },
     sys::SyscallError,
@@ -23,6 +23,7 @@ use super::{
     link,
     pins::Pins,
 };
+use crate::options::TcAttach;
 
 /// Of our filters. Others may have theirs before or after.
 const PRIORITY: u16 = 0x5348;
@@ -83,20 +84,31 @@ fn refused(name: &str, error: &dyn std::error::Error) -> Error {
 ///
 /// # Errors
 /// When the kernel refuses; the device may have gone meanwhile.
-pub fn attach(ebpf: &mut Ebpf, pins: &Pins, device: &Device, role: Role) -> Result<Way> {
+pub fn attach(ebpf: &mut Ebpf, pins: &Pins, device: &Device, role: Role, how: TcAttach) -> Result<Way> {
     let mut way = Way::Tcx;
     for direction in DIRECTIONS {
-        way = attach_one(ebpf, pins, device, program(role, direction), direction)?;
+        way = attach_one(ebpf, pins, device, (program(role, direction), direction), how)?;
     }
     Ok(way)
 }
 
-fn attach_one(ebpf: &mut Ebpf, pins: &Pins, device: &Device, name: &str, direction: TcAttachType) -> Result<Way> {
+fn attach_one(
+    ebpf: &mut Ebpf,
+    pins: &Pins,
+    device: &Device,
+    (name, direction): (&str, TcAttachType),
+    how: TcAttach,
+) -> Result<Way> {
     let on = |e: &dyn std::error::Error| {
         Error::Incompatible(format!("cannot attach {name} to the device {}: {}", device.name, flatten(e)))
     };
     let program = classifier(ebpf, name)?;
     let pin = pins.device_link(device.index, suffix(direction));
+    if how == TcAttach::Clsact {
+        filter(program, device, direction).map_err(|e| on(&e))?;
+        remove_pin(&pin)?; // of a former life with tcx
+        return Ok(Way::Clsact);
+    }
     match link::replace(&pin, program.fd().map_err(|e| on(&e))?.as_fd()) {
         Ok(()) => return Ok(Way::Tcx),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -109,6 +121,7 @@ fn attach_one(ebpf: &mut Ebpf, pins: &Pins, device: &Device, name: &str, directi
         Ok(id) => {
             let link = program.take_link(id).map_err(|e| on(&e))?;
             FdLink::try_from(link).map_err(|e| on(&e))?.pin(&pin).map_err(|e| on(&e))?;
+            remove_filter(&device.name, direction); // of a former life without
             Ok(Way::Tcx)
         }
         Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
@@ -174,14 +187,10 @@ pub fn prune(pins: &Pins, keep: &dyn Fn(u32) -> bool) -> Result<()> {
 /// Removes our filters from all devices of this network namespace; says from which. Links go with their pins.
 pub fn remove_filters(dry_run: bool) -> Vec<String> {
     let mut removed = Vec::new();
-    for (_, name) in nix_interfaces() {
+    for name in interfaces() {
         for direction in DIRECTIONS {
-            let Ok(link) = SchedClassifierLink::attached(&name, direction, PRIORITY, HANDLE, None) else { continue };
-            if dry_run {
-                mem::forget(link);
-                continue;
-            }
-            if aya::programs::links::Link::detach(link).is_ok() {
+            // Whether there is one is known only by removing it.
+            if !dry_run && remove_filter(&name, direction) {
                 removed.push(format!("filter {} of device {name}", suffix(direction)));
             }
         }
@@ -189,16 +198,20 @@ pub fn remove_filters(dry_run: bool) -> Vec<String> {
     removed
 }
 
-/// Index and name of every device here.
-fn nix_interfaces() -> Vec<(u32, String)> {
+/// Whether there was one.
+fn remove_filter(device: &str, direction: TcAttachType) -> bool {
+    SchedClassifierLink::attached(device, direction, PRIORITY, HANDLE, None).is_ok_and(|link| link.detach().is_ok())
+}
+
+/// Names of all devices here.
+fn interfaces() -> Vec<String> {
     // SAFETY: the list is ours until it is freed, ends with a null name, and its names are C strings.
     unsafe {
         let list = libc::if_nameindex();
         let mut found = Vec::new();
         let mut at = list;
         while !at.is_null() && !(*at).if_name.is_null() {
-            let name = std::ffi::CStr::from_ptr((*at).if_name).to_string_lossy().into_owned();
-            found.push(((*at).if_index, name));
+            found.push(CStr::from_ptr((*at).if_name).to_string_lossy().into_owned());
             at = at.add(1);
         }
         libc::if_freenameindex(list);

@@ -8,7 +8,7 @@ use super::{AgentArgs, bind_address};
 use crate::{
     datapath::Limits,
     model::{Algorithm, ServiceName},
-    options::{AgentOptions, HostPaths, PodDetection, SourceOptions},
+    options::{AgentOptions, HostPaths, PodDetection, SourceOptions, TcAttach},
     plan::{
         group::{ExternalIps, PlanOptions},
         node_ports::NodePortAddresses,
@@ -86,6 +86,7 @@ fn every_flag_reaches_its_option() {
         ("--max-conntrack 7", |o| o.limits.conntrack == 7),
         ("--packet-path=false", |o| !o.packets.enabled),
         ("--pod-packets", |o| o.packets.from_pods),
+        ("--tc-attach clsact", |o| o.packets.attach == TcAttach::Clsact),
         ("--masquerade-all", |o| o.packets.switches.masquerade_all),
         ("--masquerade-all=false --pod-packets=true", |o| !o.packets.switches.masquerade_all && o.packets.from_pods),
         ("--preserve-client-ip-for-local-backends", |o| o.packets.switches.keep_client),

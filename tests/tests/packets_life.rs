@@ -1,0 +1,166 @@
+//! The packet path in time: devices come and go, the agent dies and returns, everything is taken away again.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use aya::{
+    EbpfLoader,
+    programs::{
+        SchedClassifier, TcAttachType,
+        tc::{self, NlOptions, TcAttachOptions, TcHandle},
+    },
+};
+use sheave_agent::OBJECT;
+use sheave_tests::{
+    client::{LoadKind, Way},
+    lab::Lab,
+    node::{Node, Pod},
+    objects::{Slice, Svc},
+    place::program,
+    wait::{SOON, eventually},
+};
+
+/// A NodePort service of a pod of n1.
+fn serve(lab: &Lab, number: u16, pod: &Pod) -> Result<()> {
+    let name = format!("web{number}");
+    let service = Svc::new(&name).ip(&format!("10.96.0.{number}"));
+    let service =
+        service.port("t", 80, "TCP").node_port(30_000 + number).port("u", 80, "UDP").node_port(30_000 + number);
+    let slice = Slice::new(&name, &name).port("t", 8080, "TCP").port("u", 8080, "UDP");
+    lab.apply(&[&service, &slice.ready(&pod.v4.to_string(), "n1")])
+}
+
+/// Programs on a device of a node by tcx, both directions together.
+fn by_tcx(node: &Node, device: &str) -> Result<usize> {
+    let device = device.to_owned();
+    node.host.enter(move || {
+        let count = |direction| SchedClassifier::query_tcx(&device, direction).map(|(_, programs)| programs.len());
+        Ok(count(TcAttachType::Ingress)? + count(TcAttachType::Egress)?)
+    })?
+}
+
+/// Lines of `tc filter show` that name one of our programs.
+fn by_filter(node: &Node, device: &str) -> Result<usize> {
+    let show = |direction: &str| node.host.run("tc", &["filter", "show", "dev", device, direction]);
+    let ours = |text: String| text.lines().filter(|line| line.contains("handle 0x5348")).count();
+    Ok(ours(show("ingress")?) + ours(show("egress")?))
+}
+
+fn links(node: &Node) -> Result<Vec<String>> {
+    let directory = node.paths().bpffs.join("sheave/v1/links");
+    let names = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
+    Ok(names.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).filter(|n| n.starts_with("tc_")).collect())
+}
+
+#[test]
+fn devices_are_followed_as_they_come_and_go() -> Result<()> {
+    let Some((lab, _agent)) = Lab::with_agent()? else { return Ok(()) };
+    let outside = lab.outside.client()?;
+    let before = links(lab.n1())?.len();
+    let pod = lab.n1().pod(10)?;
+    let _server = pod.place.echo("a", &["8080/TCP", "8080/UDP"])?;
+    serve(&lab, 1, &pod)?;
+    for way in [Way::Tcp, Way::Udp] {
+        eventually("the new pod is reached", SOON, || Ok(outside.dial(way, "192.0.2.11:30001")?))?;
+    }
+    ensure!(links(lab.n1())?.len() == before + 2, "{:?}", links(lab.n1())?);
+    lab.n1().remove(pod)?;
+    eventually("its links are gone", SOON, || {
+        let left = links(lab.n1())?;
+        ensure!(left.len() == before, "{left:?}");
+        Ok(())
+    })
+}
+
+/// Invariant 2 and 5: killed and started again under load, nothing fails and no second copy runs.
+#[test]
+fn a_restart_is_not_noticed_and_leaves_one_copy_of_each_program() -> Result<()> {
+    for (flags, tcx, filters) in [(&[][..], 2, 0), (&["--tc-attach", "clsact"], 0, 2)] {
+        let Some(lab) = Lab::new(1)? else { return Ok(()) };
+        let pod = lab.n1().pod(10)?;
+        let _server = pod.place.echo("a", &["8080/TCP", "8080/UDP"])?;
+        serve(&lab, 1, &pod)?;
+        let mut agent = lab.n1().agent_with(flags)?;
+        let outside = lab.outside.client()?;
+        let asks = outside.load(Way::Tcp, LoadKind::Ask, "192.0.2.11:30001", Duration::from_millis(2))?;
+        let dials = outside.load(Way::Tcp, LoadKind::Dial, "192.0.2.11:30001", Duration::from_millis(2))?;
+        let datagrams = outside.load(Way::Udp, LoadKind::Dial, "192.0.2.11:30001", Duration::from_millis(2))?;
+        for _ in 0..2 {
+            agent.kill()?;
+            assert_eq!(outside.dial(Way::Tcp, "192.0.2.11:30001")?.name, "a", "{flags:?}: while no agent runs");
+            agent.restart()?;
+        }
+        for (name, load) in [("one connection", asks), ("connections", dials), ("datagrams", datagrams)] {
+            let report = load.stop()?;
+            assert!(report.failed == 0 && report.answered > 20, "{flags:?}, {name}: {report:?}");
+        }
+        for device in ["eth0", "pod10"] {
+            assert_eq!(by_tcx(lab.n1(), device)?, tcx, "{flags:?} {device}");
+            assert_eq!(by_filter(lab.n1(), device)?, filters, "{flags:?} {device}");
+        }
+    }
+    Ok(())
+}
+
+/// From one way of attaching to the other and back: never two copies.
+#[test]
+fn another_way_of_attaching_takes_over_from_the_first() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let pod = lab.n1().pod(10)?;
+    let _server = pod.place.echo("a", &["8080/TCP", "8080/UDP"])?;
+    serve(&lab, 1, &pod)?;
+    let outside = lab.outside.client()?;
+    for (flags, tcx, filters) in
+        [(&[][..], 2, 0), (&["--tc-attach", "clsact"], 0, 2), (&[], 2, 0), (&["--packet-path=false"], 0, 0)]
+    {
+        let mut agent = lab.n1().agent_with(flags)?;
+        let served = outside.dial(Way::Tcp, "192.0.2.11:30001").is_ok();
+        assert_eq!(served, tcx + filters > 0, "{flags:?}");
+        for device in ["eth0", "pod10"] {
+            assert_eq!(by_tcx(lab.n1(), device)?, tcx, "{flags:?} {device}");
+            assert_eq!(by_filter(lab.n1(), device)?, filters, "{flags:?} {device}");
+        }
+        agent.terminate()?;
+    }
+    Ok(())
+}
+
+/// Somebody else's program on the uplink, which passes everything on. (It is one of ours, with maps of its own.)
+fn foreign_filter() -> Result<()> {
+    let mut ebpf = EbpfLoader::new().load(OBJECT)?;
+    let program: &mut SchedClassifier = ebpf.program_mut("tc_pod_ingress").context("tc_pod_ingress")?.try_into()?;
+    program.load()?;
+    tc::qdisc_add_clsact("eth0")?;
+    let options = NlOptions { priority: 1, handle: TcHandle::new(0, 7), classid: None };
+    let id = program.attach_with_options("eth0", TcAttachType::Ingress, TcAttachOptions::Netlink(options))?;
+    std::mem::forget(program.take_link(id)?); // it outlives this function
+    Ok(())
+}
+
+/// We are a guest: others' filters see what we translate, and stay when we go.
+#[test]
+fn cleanup_takes_ours_and_leaves_theirs() -> Result<()> {
+    for flags in [&[][..], &["--tc-attach", "clsact"]] {
+        let Some(lab) = Lab::new(1)? else { return Ok(()) };
+        let pod = lab.n1().pod(10)?;
+        let _server = pod.place.echo("a", &["8080/TCP", "8080/UDP"])?;
+        serve(&lab, 1, &pod)?;
+        let node = lab.n1();
+        node.host.enter(foreign_filter)??;
+        let mut agent = node.agent_with(flags)?;
+        let outside = lab.outside.client()?;
+        assert_eq!(outside.dial(Way::Tcp, "192.0.2.11:30001")?.name, "a", "{flags:?}");
+        agent.terminate()?;
+
+        let bpffs = node.paths().bpffs.to_string_lossy().into_owned();
+        let run = node.paths().run.to_string_lossy().into_owned();
+        node.host.run(program("sheave")?, &["cleanup", "--bpffs", &bpffs, "--run-dir", &run])?;
+        for device in ["eth0", "pod10"] {
+            assert_eq!((by_tcx(node, device)?, by_filter(node, device)?), (0, 0), "{flags:?} {device}");
+        }
+        let left = node.host.run("tc", &["filter", "show", "dev", "eth0", "ingress"])?;
+        assert!(left.contains("handle 0x7"), "{flags:?}: {left}");
+        assert_eq!(outside.outcome(Way::Tcp, "192.0.2.11:30001")?, "ECONNREFUSED", "nobody serves it any more");
+    }
+    Ok(())
+}
