@@ -55,42 +55,20 @@ This command shows addresses to choose from; with several servers their load bal
 Where something else serves ClusterIPs on every node, say so: --set apiServer.inCluster=true
 {{ end -}}
 
-{{- /* What a KubeProxyConfiguration says, as names and values like those below `agent`. */ -}}
-{{- define "sheave.kubeProxyFlags" -}}
+{{- /* kube-proxy's configuration, as the agent is to read it: with the pod's own credentials. */ -}}
+{{- define "sheave.kubeProxyConfig" -}}
+{{- with .Values.kubeProxyConfig -}}
 {{- $config := fromYaml . -}}
 {{- if ne (toString $config.kind) "KubeProxyConfiguration" -}}
 {{- fail (printf "\n\nkubeProxyConfig is no KubeProxyConfiguration: %s" ($config.Error | default (printf "its kind is %q" (toString $config.kind)))) -}}
 {{- end -}}
-{{- $flags := dict -}}
-{{- $_ := 0 -}}
-{{- with $config.healthzBindAddress }}{{ $_ = set $flags "healthzBindAddress" . }}{{ end -}}
-{{- with $config.metricsBindAddress }}{{ $_ = set $flags "metricsBindAddress" . }}{{ end -}}
-{{- /* Without addresses, only nftables mode means the primary ones. */ -}}
-{{- if $config.nodePortAddresses -}}
-{{- $_ = set $flags "nodeportAddresses" $config.nodePortAddresses -}}
-{{- else if ne (toString $config.mode) "nftables" -}}
-{{- $_ = set $flags "nodeportAddresses" (list "all") -}}
+{{- omit $config "clientConnection" | toYaml -}}
 {{- end -}}
-{{- if eq (toString $config.detectLocalMode) "NodeCIDR" -}}
-{{- $_ = set $flags "detectPods" "node" -}}
-{{- else if $config.clusterCIDR -}}
-{{- $_ = set $flags "clusterCidr" (splitList "," $config.clusterCIDR) -}}
-{{- end -}}
-{{- if or ($config.iptables | default dict).masqueradeAll ($config.nftables | default dict).masqueradeAll -}}
-{{- $_ = set $flags "masqueradeAll" true -}}
-{{- end -}}
-{{- if hasKey ($config.iptables | default dict) "localhostNodePorts" -}}
-{{- if not (kindIs "invalid" $config.iptables.localhostNodePorts) -}}
-{{- $_ = set $flags "loopbackNodeports" $config.iptables.localhostNodePorts -}}
-{{- end -}}
-{{- end -}}
-{{- toYaml $flags -}}
 {{- end -}}
 
-{{- /* Names and values of the flags that are set, from kube-proxy's configuration and `agent`, which wins. */ -}}
+{{- /* Names and values below `agent` that are set. */ -}}
 {{- define "sheave.flags" -}}
 {{- $flags := dict -}}
-{{- with .Values.kubeProxyConfig }}{{ $flags = include "sheave.kubeProxyFlags" . | fromYaml }}{{ end -}}
 {{- range $name, $value := .Values.agent -}}
 {{- if not (or (kindIs "invalid" $value) (and (kindIs "slice" $value) (empty $value))) -}}
 {{- $_ := set $flags $name $value -}}
@@ -99,11 +77,33 @@ Where something else serves ClusterIPs on every node, say so: --set apiServer.in
 {{- toYaml $flags -}}
 {{- end -}}
 
+{{- /* Where the agent serves something: list of the root, its name below `agent`, and the default. */ -}}
+{{- define "sheave.address" -}}
+{{- $root := index . 0 -}}
+{{- $own := get $root.Values.agent (index . 1) -}}
+{{- if kindIs "invalid" $own -}}
+{{- get (include "sheave.kubeProxyConfig" $root | fromYaml) (index . 1) | default (index . 2) -}}
+{{- else -}}
+{{- $own -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "sheave.healthzAddress" -}}
+{{- include "sheave.address" (list . "healthzBindAddress" "0.0.0.0:10256") -}}
+{{- end -}}
+
+{{- define "sheave.metricsAddress" -}}
+{{- include "sheave.address" (list . "metricsBindAddress" "127.0.0.1:10249") -}}
+{{- end -}}
+
 {{- /* The command line. What every command of `sheave` on the node needs is in the environment instead. */ -}}
 {{- define "sheave.args" -}}
 - agent
 {{- with include "sheave.apiServers" . }}
 - {{ printf "--api-server=%s" . | quote }}
+{{- end }}
+{{- if .Values.kubeProxyConfig }}
+- "--config=/etc/kube-proxy/config.conf"
 {{- end }}
 {{- range $name, $value := omit (include "sheave.flags" . | fromYaml) "bpffs" "runDir" "cgroupRoot" }}
 - {{ printf "--%s=%s" (kebabcase $name) (include "sheave.text" $value) | quote }}
@@ -129,7 +129,7 @@ Where something else serves ClusterIPs on every node, say so: --set apiServer.in
 
 {{- /* Refuses monitors that would find nobody at home. */ -}}
 {{- define "sheave.metricsReachable" -}}
-{{- $address := (include "sheave.flags" . | fromYaml).metricsBindAddress | default "127.0.0.1:10249" -}}
+{{- $address := include "sheave.metricsAddress" . -}}
 {{- if regexMatch "^(127\\.|\\[?::1\\]?(:[0-9]+)?$|localhost)" $address -}}
 {{- fail (printf "\n\nPrometheus cannot reach metrics at %s. With a monitor, set agent.metricsBindAddress, for example to 0.0.0.0:10249: then everybody who reaches the node can read them." $address) -}}
 {{- end -}}

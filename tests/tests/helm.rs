@@ -205,15 +205,16 @@ fn the_api_server_is_named_by_urls() -> Result<()> {
     Ok(())
 }
 
-/// Given by other means than a value of the same name.
-const ELSEWHERE: [&str; 3] = ["help", "api-server", "node-name"];
+/// Given by other means than a value of the same name: `apiServer`, `kubeProxyConfig`, the pod's node.
+const ELSEWHERE: [&str; 5] = ["help", "print-config", "api-server", "config", "node-name"];
 
 #[test]
 fn every_flag_of_the_agent_is_a_value_and_every_value_a_flag() -> Result<()> {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../helm");
     let cli = Cli::command();
     let agent = cli.find_subcommand("agent").context("there is no command `agent`")?;
-    let flags = agent.get_arguments().filter_map(clap::Arg::get_long).filter(|flag| !ELSEWHERE.contains(flag));
+    let flags = agent.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(clap::Arg::get_long);
+    let flags = flags.filter(|flag| !ELSEWHERE.contains(flag));
     let flags: BTreeSet<String> = flags.map(camel_case).collect();
     ensure!(flags.len() > 20, "only {} flags were found", flags.len());
 
@@ -254,61 +255,35 @@ fn the_agent_understands_what_the_chart_says() -> Result<()> {
 }
 
 #[test]
-fn kube_proxys_configuration_becomes_flags() -> Result<()> {
+fn kube_proxys_configuration_is_handed_to_the_agent_without_its_credentials() -> Result<()> {
     let Some(helm) = Helm::find()? else { return Ok(()) };
-    let cases: &[(&str, &str, &[&str], &[&str])] = &[
-        (
-            "kubeadm's default",
-            "mode: ''\nnodePortAddresses: null\nhealthzBindAddress: ''",
-            &[],
-            &["--nodeport-addresses=all"],
-        ),
-        ("nftables mode", "mode: nftables", &[], &[]),
-        (
-            "addresses",
-            "mode: iptables\nnodePortAddresses: [192.0.2.0/24, '2001:db8::/32']",
-            &[],
-            &["--nodeport-addresses=192.0.2.0/24,2001:db8::/32"],
-        ),
-        ("nftables' own word", "mode: nftables\nnodePortAddresses: [primary]", &[], &["--nodeport-addresses=primary"]),
-        (
-            "servers",
-            "mode: nftables\nhealthzBindAddress: 192.0.2.1:1\nmetricsBindAddress: '[::]:2'",
-            &[],
-            &["--healthz-bind-address=192.0.2.1:1", "--metrics-bind-address=[::]:2"],
-        ),
-        (
-            "pods",
-            "mode: nftables\nclusterCIDR: 10.244.0.0/16,2001:db8::/48",
-            &[],
-            &["--cluster-cidr=10.244.0.0/16,2001:db8::/48"],
-        ),
-        (
-            "pods of this node",
-            "mode: nftables\nclusterCIDR: 10.244.0.0/16\ndetectLocalMode: NodeCIDR",
-            &[],
-            &["--detect-pods=node"],
-        ),
-        ("masquerade", "mode: nftables\nnftables: {masqueradeAll: true}", &[], &["--masquerade-all=true"]),
-        ("loopback", "mode: nftables\niptables: {localhostNodePorts: false}", &[], &["--loopback-nodeports=false"]),
-        ("loopback unsaid", "mode: nftables\niptables: {localhostNodePorts: null}", &[], &[]),
-        (
-            "our own value wins",
-            "mode: iptables\niptables: {localhostNodePorts: true}\nmetricsBindAddress: 0.0.0.0:1",
-            &["agent.nodeportAddresses={primary}", "agent.loopbackNodeports=false", "agent.metricsBindAddress="],
-            &["--loopback-nodeports=false", "--metrics-bind-address=", "--nodeport-addresses=primary"],
-        ),
-    ];
-    for (name, config, values, expected) in cases {
-        let file = env::temp_dir().join(format!("sheave-helm-{}.conf", std::process::id()));
-        fs::write(&file, format!("kind: KubeProxyConfiguration\n{config}\n"))?;
-        let mut args = set(&["apiServer.inCluster=true"]);
-        args.push(format!("--set-file=kubeProxyConfig={}", file.display()));
-        args.extend(set(values));
-        let words = helm.command_line(&args);
-        fs::remove_file(&file)?;
-        assert_eq!(words?[1..], **expected, "{name}");
-    }
+    let file = env::temp_dir().join(format!("sheave-helm-{}.conf", std::process::id()));
+    let config = "kind: KubeProxyConfiguration\nmode: ipvs\nhealthzBindAddress: '[::]:1'\nmetricsBindAddress: ''\n\
+                  clientConnection: {kubeconfig: /var/lib/kube-proxy/kubeconfig.conf}\n";
+    fs::write(&file, config)?;
+    let mut args = set(&["apiServer.inCluster=true", "agent.metricsBindAddress=0.0.0.0:2", "podMonitor.enabled=true"]);
+    args.push(format!("--set-file=kubeProxyConfig={}", file.display()));
+    let rendered = helm.template(KUBERNETES, &args);
+    let words = helm.command_line(&args);
+    fs::remove_file(&file)?;
+    let documents = serde_saphyr::from_multiple::<Value>(&rendered?.map_err(anyhow::Error::msg)?)?;
+    let of_kind = |kind| documents.iter().find(|d| d["kind"] == kind).with_context(|| format!("no {kind}"));
+
+    assert_eq!(words?, ["agent", "--config=/etc/kube-proxy/config.conf", "--metrics-bind-address=0.0.0.0:2"]);
+    let text = of_kind("ConfigMap")?["data"]["config.conf"].as_str().context("no text")?;
+    let expected = "healthzBindAddress: '[::]:1'\nkind: KubeProxyConfiguration\nmetricsBindAddress: \"\"\nmode: ipvs\n";
+    assert_eq!(text, expected);
+    let pod = &of_kind("DaemonSet")?["spec"]["template"];
+    let container = &pod["spec"]["containers"][0];
+    let ports: Vec<_> = container["ports"].as_array().into_iter().flatten().map(|p| &p["containerPort"]).collect();
+    assert_eq!(ports, [1, 2], "of the configuration, and of the value that wins over it");
+    ensure!(pod["metadata"]["annotations"]["checksum/config"].is_string(), "a change starts the agents anew");
+    let name = &of_kind("ConfigMap")?["metadata"]["name"];
+    let volumes = pod["spec"]["volumes"].as_array().context("no volumes")?;
+    let volume = volumes.iter().find(|v| v["configMap"]["name"] == *name).context("the ConfigMap is not mounted")?;
+    let mounts = container["volumeMounts"].as_array().context("no mounts")?;
+    let mount = mounts.iter().find(|m| m["name"] == volume["name"]).context("the volume is not mounted")?;
+    assert_eq!(mount["mountPath"], "/etc/kube-proxy");
     Ok(())
 }
 
