@@ -56,6 +56,9 @@ pub struct Metrics {
     livez: Family<Label<u16>, Counter>,
     reconcile: Histogram,
     closed_sockets: Counter,
+    flows: Gauge,
+    flow_capacity: Gauge,
+    collected_flows: Counter,
 }
 
 impl Default for Metrics {
@@ -77,6 +80,9 @@ impl Default for Metrics {
             livez: Family::default(),
             reconcile: Histogram::new((0..11).map(|i| 0.0001 * 4_f64.powi(i))),
             closed_sockets: Counter::default(),
+            flows: Gauge::default(),
+            flow_capacity: Gauge::default(),
+            collected_flows: Counter::default(),
         };
         new.register_kube_proxy(&mut registry);
         new.register_own(&mut registry);
@@ -166,6 +172,21 @@ impl Metrics {
             "Sockets closed because their backend left its Service",
             self.closed_sockets.clone(),
         );
+        registry.register(
+            "conntrack_entries",
+            "Entries of flows through the packet path, when they were last looked through",
+            self.flows.clone(),
+        );
+        registry.register(
+            "conntrack_capacity",
+            "Entries that there is room for; new flows push out old ones beyond that",
+            self.flow_capacity.clone(),
+        );
+        registry.register(
+            "conntrack_collected",
+            "Entries taken away because their flow was over",
+            self.collected_flows.clone(),
+        );
     }
 
     /// A probe was answered with that code.
@@ -181,6 +202,17 @@ impl Metrics {
     /// So many sockets were closed.
     pub fn closed_sockets(&self, count: u64) {
         self.closed_sockets.inc_by(count);
+    }
+
+    /// So many entries of flows there is room for.
+    pub fn set_flow_capacity(&self, entries: u32) {
+        self.flow_capacity.set(i64::from(entries));
+    }
+
+    /// The flow table was looked through.
+    pub fn collected_flows(&self, kept: usize, removed: usize) {
+        self.flows.set(kept as i64);
+        self.collected_flows.inc_by(removed as u64);
     }
 
     /// Everything in Prometheus' text format. Without a snapshot, as when the engine does not answer in time, what it

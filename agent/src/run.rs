@@ -17,7 +17,7 @@ use crate::{
     config,
     datapath::{
         Datapath, Stale, addresses, attach, devices, discard,
-        flows::{self, Flows},
+        flows::{self, Collected, Flows},
         kernel::Kernel,
         load::{self, Features, Loaded, Switches},
         packets::{self, Packets, PodRanges},
@@ -77,9 +77,11 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     let mut loaded = load::load(&pins, &options.limits, switches, features)?;
     Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
     let reconciler = Reconciler::adopt(Kernel::open(&pins)?)?;
+    let metrics = Metrics::default();
+    metrics.set_flow_capacity(reconciler.datapath().limits().conntrack);
     attach::attach(&mut loaded.ebpf, &host.cgroup_root, &pins, options.bind_protection)?;
     let mut warnings = mem::take(&mut loaded.warnings);
-    let pod_ranges = match start_packets(loaded, &pins, &options.packets).await {
+    let pod_ranges = match start_packets(loaded, &pins, &options.packets, metrics.clone()).await {
         Ok(tell) => tell,
         Err(error) => {
             warnings.push(format!("no packet path, clients outside this node are not served: {error:#}"));
@@ -107,7 +109,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     let (bump, version) = watch::channel(0);
     let interfaces = addresses::follow().await.context("cannot follow this host's addresses")?;
     let (stop, stopped) = oneshot::channel();
-    let (health, metrics) = (SharedHealth::default(), Metrics::default());
+    let health = SharedHealth::default();
     let core = Core {
         engine,
         told,
@@ -171,6 +173,7 @@ async fn start_packets(
     loaded: Loaded,
     pins: &Pins,
     options: &PacketOptions,
+    metrics: Metrics,
 ) -> anyhow::Result<watch::Sender<PodRanges>> {
     let (tell, told) = watch::channel(PodRanges::new());
     if options.enabled {
@@ -178,7 +181,8 @@ async fn start_packets(
         let devices = devices::follow().await.context("cannot follow this host's network devices")?;
         packets.set_devices(&devices.borrow());
         tokio::spawn(packets::follow(packets, devices, told));
-        flows::start(Flows::open(pins)?).context("cannot start looking after the flow table")?;
+        let tell_metrics = move |Collected { kept, removed }| metrics.collected_flows(kept, removed);
+        flows::start(Flows::open(pins)?, tell_metrics).context("cannot start looking after the flow table")?;
     } else {
         packets::detach(pins)?;
     }

@@ -1,5 +1,6 @@
 //! The agent's HTTP servers. A port that is taken, by kube-proxy say, is waited for: traffic does not depend on it.
 
+mod bounded;
 pub mod health;
 pub mod metrics;
 
@@ -10,6 +11,7 @@ use std::{
 };
 
 use axum::Router;
+pub use bounded::Bounded;
 use socket2::{Domain, Socket, Type};
 use tokio::{net::TcpListener, time::sleep};
 
@@ -22,7 +24,7 @@ const BACKLOG: i32 = 128;
 pub async fn serve(name: &'static str, address: SocketAddr, router: Router) {
     let listener = listen(name, address).await;
     tracing::info!(%address, "serving {name}");
-    if let Err(error) = axum::serve(listener, router).await {
+    if let Err(error) = axum::serve(Bounded::new(listener), router).await {
         tracing::error!(%error, %address, "the server for {name} ended");
     }
 }

@@ -125,17 +125,16 @@ impl Flows {
     }
 }
 
-/// Starts a thread that makes passes for as long as the agent lives.
+/// Starts a thread that makes passes for as long as the agent lives, and tells what each did.
 ///
 /// # Errors
 /// When there can be no more threads.
-pub fn start(flows: Flows) -> std::io::Result<()> {
+pub fn start(flows: Flows, tell: impl Fn(Collected) + Send + 'static) -> std::io::Result<()> {
     let work = move || {
         loop {
             let begun = Instant::now();
             match flows.collect() {
-                Ok(Collected { removed: 0, .. }) => {}
-                Ok(Collected { kept, removed }) => tracing::debug!(kept, removed, "flows that are over are forgotten"),
+                Ok(collected) => tell(collected),
                 Err(error) => tracing::warn!(%error, "cannot look after the flow table"),
             }
             thread::sleep(PAUSE.max(begun.elapsed() * REST));

@@ -21,7 +21,7 @@ use crate::{
     health::{Moment, SharedHealth},
     model::ServiceName,
     server::{
-        Stack, bind,
+        Bounded, Stack, bind,
         health::{NO_SNIFFING, status},
     },
 };
@@ -57,7 +57,7 @@ impl Listen for Http {
         });
         let mut serving = JoinSet::new();
         for listener in listeners {
-            let server = axum::serve(listener, router.clone());
+            let server = axum::serve(Bounded::new(listener), router.clone());
             serving.spawn(async move {
                 if let Err(error) = server.await {
                     tracing::error!(%error, "the server of a healthCheckNodePort ended");
