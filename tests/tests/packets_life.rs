@@ -61,7 +61,7 @@ fn devices_are_followed_as_they_come_and_go() -> Result<()> {
     let _server = pod.place.echo("a", &["8080/TCP", "8080/UDP"])?;
     serve(&lab, 1, &pod)?;
     for way in [Way::Tcp, Way::Udp] {
-        eventually("the new pod is reached", SOON, || Ok(outside.dial(way, "192.0.2.11:30001")?))?;
+        eventually("the new pod is reached", SOON, || outside.dial(way, "192.0.2.11:30001"))?;
     }
     ensure!(links(lab.n1())?.len() == before + 2, "{:?}", links(lab.n1())?);
     lab.n1().remove(pod)?;
