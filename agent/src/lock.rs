@@ -45,9 +45,16 @@ impl Locks {
     }
 }
 
-/// Who holds the run directory: its process id, 0 where it is not known; `None` = no agent runs there.
+/// Who holds the run directory or the bpffs: its process id, 0 where it is not known; `None` = no agent runs there.
 #[must_use]
 pub fn holder(paths: &HostPaths) -> Option<u32> {
+    of_run_dir(paths).or_else(|| {
+        let pins = File::open(&paths.bpffs).ok()?;
+        matches!(pins.try_lock_shared(), Err(TryLockError::WouldBlock)).then_some(0)
+    })
+}
+
+fn of_run_dir(paths: &HostPaths) -> Option<u32> {
     let mut file = File::open(paths.lock()).ok()?;
     match file.try_lock_shared() {
         Err(TryLockError::WouldBlock) => {
@@ -72,7 +79,7 @@ fn lock(file: File, path: &Path, paths: &HostPaths) -> Result<File, Refused> {
             Err(TryLockError::WouldBlock) => break,
         }
     }
-    let pid = holder(paths).filter(|pid| *pid != 0).map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+    let pid = of_run_dir(paths).filter(|pid| *pid != 0).map(|pid| format!(" (pid {pid})")).unwrap_or_default();
     let path = path.display();
     Err(Refused(format!(
         "another agent runs with {path}{pid}; stop it first, or give this one a --run-dir, --bpffs and --cgroup-root of \

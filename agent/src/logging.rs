@@ -26,7 +26,9 @@ pub fn start(format: LogFormat, level: &str) -> anyhow::Result<()> {
     // What kube's client logs at every failed try is in the state of the source, once and in words.
     let filter =
         EnvFilter::try_new(format!("kube_client=off,{level}")).with_context(|| format!("{level:?} is no log level"))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // A full disk or a dead reader costs log lines, never the agent: complaining about it would go to stderr too, and
+    // panic there.
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
     match format {
         LogFormat::Text => builder.with_ansi(colours_wanted(io::stderr().is_terminal())).init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),

@@ -1,16 +1,19 @@
 //! The other end of the socket.
 
-use std::{fmt::Display, path::PathBuf};
+use std::{fmt::Display, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, anyhow, bail};
 use http_body_util::{BodyExt as _, Collected, Empty};
 use hyper::{Request, Response, StatusCode, body::Bytes, body::Incoming, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
+use tokio::{net::UnixStream, time::timeout};
 
 use super::Filter;
 use crate::view::{Items, ServiceView, StatusView};
+
+/// The answer of a busy agent with 50,000 Services takes a fraction of this.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Asks the agent of this node.
 #[derive(Clone, Debug)]
@@ -61,7 +64,14 @@ impl Client {
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        let body = self.open(path).await?.into_body().collect().await.context("the agent broke off its answer")?;
+        let answer = async {
+            let response = self.open(path).await?;
+            response.into_body().collect().await.context("the agent broke off its answer")
+        };
+        let body = timeout(PATIENCE, answer).await.map_err(|_| {
+            let socket = self.socket.display();
+            anyhow!("the agent at {socket} does not answer within {PATIENCE:?}; is it stopped, or stuck?")
+        })??;
         parse(&body.to_bytes())
     }
 

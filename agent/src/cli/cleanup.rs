@@ -44,9 +44,11 @@ impl CleanupArgs {
         let paths = self.host.paths();
         let holder = lock::holder(&paths);
         if let Some(pid) = holder.filter(|_| !self.force && !self.dry_run) {
+            let pid = if pid == 0 { String::new() } else { format!(" (pid {pid})") };
             bail!(Refused(format!(
-                "an agent (pid {pid}) runs with {}; stop it first, or use --force",
-                paths.run_dir.display()
+                "an agent{pid} runs with {} or {}; stop it first, or use --force",
+                paths.run_dir.display(),
+                paths.bpffs.display()
             )));
         }
         let mut removed = datapath::cleanup(&paths, self.dry_run)?;

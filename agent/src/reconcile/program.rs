@@ -173,7 +173,7 @@ impl<D: Datapath> Reconciler<D> {
             if group.config.affinity_timeout() != 0 && config.affinity_timeout() == 0 {
                 self.forgetful.insert(group.id); // switched on again it starts empty (`semantics.md` 8.1)
             }
-            if (group.config.flags() ^ config.flags()) & ADMISSION != 0 {
+            if admits_more(group.config, config) {
                 self.stale.extend(group.frontends.iter().map(|key| dialled_before(key, group.id)));
             }
             group.config = config;
@@ -448,8 +448,11 @@ impl<D: Datapath> Reconciler<D> {
     }
 }
 
-/// Who is within the source ranges: a change may let in those that wait in silence.
-const ADMISSION: u32 = FLAG_SOURCE_RANGES | FLAG_HOST_ALLOWED | FLAG_PODS_ALLOWED;
+/// Whether somebody may be let in who waits in silence outside the source ranges.
+const fn admits_more(old: Config, new: Config) -> bool {
+    let (old, new) = (old.flags(), new.flags());
+    new & !old & (FLAG_HOST_ALLOWED | FLAG_PODS_ALLOWED) != 0 || old & !new & FLAG_SOURCE_RANGES != 0
+}
 
 /// Sockets that met something else here than `service`.
 fn dialled_before(key: &FrontendKey, service: u32) -> Stale {

@@ -45,8 +45,14 @@ impl Cell {
     /// A cell that says how things stand.
     #[must_use]
     pub fn toned(text: impl Into<String>, tone: Tone) -> Self {
-        Self { text: text.into(), tone }
+        Self { text: printable(text.into()), tone }
     }
+}
+
+/// What comes from objects must not steer a terminal or break a line.
+#[must_use]
+pub fn printable(text: String) -> String {
+    if text.chars().any(char::is_control) { text.replace(char::is_control, "\u{fffd}") } else { text }
 }
 
 impl<T: Into<String>> From<T> for Cell {

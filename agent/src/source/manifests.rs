@@ -57,6 +57,7 @@ pub fn start(directory: &Path, options: ConvertOptions, events: Sender) -> anyho
     };
     directory.watch().with_context(|| format!("cannot read manifests from {}", directory.path.display()))?;
     thread::Builder::new()
+        .stack_size(STACK)
         .name("manifests".to_owned())
         .spawn(move || directory.run(Changes::new(told)))
         .context("cannot start a thread to read manifests")?;
@@ -193,10 +194,16 @@ struct Fingerprint {
     changed: (i64, i64),
 }
 
+/// Documents are read recursively, and aliases nest them deeper than their text shows. Address space only: pages count
+/// when they are touched.
+const STACK: usize = 512 << 20;
+
 /// The manifest files of a directory. Names that begin with a dot are not for us: editors and ConfigMap volumes use
 /// them while they work.
 fn find(directory: &Path) -> io::Result<BTreeMap<String, Fingerprint>> {
     let mut found = BTreeMap::new();
+    let identity = || fs::metadata(directory).map(|d| (d.dev(), d.ino()));
+    let before = identity()?;
     for entry in fs::read_dir(directory)? {
         let Ok(name) = entry?.file_name().into_string() else { continue };
         let is_manifest = [".yaml", ".yml", ".json"].iter().any(|end| name.ends_with(end));
@@ -217,5 +224,6 @@ fn find(directory: &Path) -> io::Result<BTreeMap<String, Fingerprint>> {
             );
         }
     }
-    Ok(found)
+    // Renamed away meanwhile, its files seem to be gone: that is no deletion.
+    if identity()? == before { Ok(found) } else { Err(ErrorKind::NotFound.into()) }
 }

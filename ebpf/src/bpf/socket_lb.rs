@@ -38,11 +38,15 @@ enum Route {
 /// Connect of TCP and UDP sockets.
 #[inline(always)]
 pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
-    forget(ctx);
     let key = dialled::<F>(ctx);
     match route::<F>(ctx, &key) {
-        Route::Untouched => GO_ON,
+        // A UDP socket stays with whom it was connected to before.
         Route::Refused => fail(ECONNREFUSED),
+        Route::Untouched => {
+            forget(ctx);
+            forget_promise(ctx, &key);
+            GO_ON
+        }
         Route::Silent { service } => {
             if !maps::has_discard() {
                 return fail(ETIMEDOUT);
@@ -58,6 +62,7 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
             let chosen = select::backend(word, config, &client, select::random());
             let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
                 count::bump(Counter::SocketBroken);
+                forget(ctx);
                 return GO_ON;
             };
             let peers = if key.proto == proto::UDP || maps::track_tcp() {
@@ -331,6 +336,7 @@ fn peer_key(ctx: &SockAddrContext, addr: &Addr, port: u16, proto: u8) -> PeerKey
 /// Keeps what was dialled, and counts the connection.
 #[inline(always)]
 fn remember(ctx: &SockAddrContext, key: &FrontendKey, backend: u32, peers: u16) {
+    forget(ctx);
     let mut fresh = SocketState { addr: key.addr, port: key.port, flags: CONNECTED | peers, backend, pick: u64::MAX };
     let state = maps::state_or(ctx, &mut fresh);
     if state.is_null() {

@@ -1,11 +1,18 @@
 //! Documents → objects of the model. A large file is read on several threads: YAML is slow, and a start with 100,000
 //! endpoints is mostly this.
 
-use std::{collections::BTreeSet, num::NonZero, thread};
+use std::{
+    collections::BTreeSet,
+    num::NonZero,
+    thread::{self, Scope, ScopedJoinHandle},
+};
 
 use serde_json::Value;
 
-use super::text::{Document, read_json, read_yaml};
+use super::{
+    STACK,
+    text::{Document, read_json, read_yaml},
+};
 use crate::source::{
     convert::ConvertOptions,
     decode::{Decoded, Kind, Origin, decode},
@@ -34,7 +41,7 @@ pub fn read_all(documents: &[Document<'_>], is_json: bool, options: &ConvertOpti
     thread::scope(|scope| {
         let mut shares = documents.chunks(share);
         let first = shares.next().unwrap_or_default();
-        let others: Vec<_> = shares.map(|share| scope.spawn(move || read_share(share))).collect();
+        let others = shares.map(|share| spawn(scope, move || read_share(share))).collect::<Result<Vec<_>, _>>()?;
         let mut all: Vec<Read> = read_share(first)?;
         for other in others {
             let read: Result<Vec<Read>, String> =
@@ -43,6 +50,15 @@ pub fn read_all(documents: &[Document<'_>], is_json: bool, options: &ConvertOpti
         }
         Ok(all)
     })
+}
+
+/// A thread whose stack is as deep as that of the one that reads files.
+fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>, String> {
+    let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
+    thread.map_err(|e| format!("there is no thread to read it with: {e}"))
 }
 
 fn read(document: Document<'_>, is_json: bool, options: &ConvertOptions) -> Result<Read, String> {
