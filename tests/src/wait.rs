@@ -10,11 +10,17 @@ use anyhow::{Context, Result};
 /// For what should take milliseconds, on a machine that is busy with other things.
 pub const SOON: Duration = Duration::from_secs(10);
 
-/// Tries until it succeeds; after `limit` its last error is the answer.
+/// What limits are multiplied by: more than 1 in an emulated machine, whose init sets `SHEAVE_SLOWNESS`.
+fn slowness() -> u32 {
+    std::env::var("SHEAVE_SLOWNESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+/// Tries until it succeeds; after `limit`, longer on a slow machine, its last error is the answer.
 ///
 /// # Errors
 /// The last error of `attempt`, with `what` and the limit in front.
 pub fn eventually<T>(what: &str, limit: Duration, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    let limit = limit * slowness();
     let end = Instant::now() + limit;
     loop {
         match attempt() {

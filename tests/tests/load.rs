@@ -1,7 +1,7 @@
 //! The verifier of the kernel at hand: every program of the object loads and can be attached, with everything optional
 //! on and with everything off, since code behind a constant is verified only where the constant is set.
 
-use std::fs::File;
+use std::{fs::File, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use aya::{
@@ -53,6 +53,12 @@ fn load_one(program: &mut Program) -> Result<(), ProgramError> {
     }
 }
 
+/// How much work the verifier had, of the million instructions that it allows; told since Linux 5.16.
+fn verified(program: &Program) -> String {
+    let count = program.info().ok().and_then(|info| info.verified_instruction_count());
+    count.map_or("unknown".to_owned(), |count| count.to_string())
+}
+
 /// Attaches a program, loaded before, where the agent would: to the node's cgroup, or to its uplink in both directions.
 fn attach_one(program: &mut Program, node: &Node) -> Result<()> {
     let cgroup = || File::open(&node.host.cgroup).with_context(|| node.host.cgroup.display().to_string());
@@ -81,7 +87,10 @@ fn every_program_loads_and_can_be_attached() -> Result<()> {
         lab.n1().host.enter(|| tc::qdisc_add_clsact("eth0"))??; // before 6.6, where there is no tcx
         let (mut good, mut bad) = (0, Vec::new());
         for (name, program) in ebpf.programs_mut() {
-            match load_one(program) {
+            let start = Instant::now();
+            let loaded = load_one(program);
+            println!("{name}: {:?}, {} instructions verified", start.elapsed(), verified(program));
+            match loaded {
                 Err(error) => bad.push(format!("── {name} does not load\n{}", shortened(&error))),
                 Ok(()) => match attach_one(program, lab.n1()) {
                     Err(error) => bad.push(format!("── {name} cannot be attached: {error:#}")),

@@ -1,0 +1,129 @@
+//! What every supported kernel does, and what older ones do instead (`docs/kernel.md`). Runs on this host, and in a
+//! virtual machine of each kernel of `kernels.toml`: `cargo xtask vm`. Few tests and few agents, since software
+//! emulation is ten times slower.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use sheave_agent::datapath::probe::KernelVersion;
+use sheave_tests::{
+    agent::Agent,
+    client::{LoadKind, Way},
+    lab::Lab,
+    objects::{Slice, Svc},
+    wait::{SOON, eventually},
+};
+
+/// Nothing answers: long enough to be sure.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// The version of the running kernel.
+fn kernel() -> Result<KernelVersion> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    KernelVersion::parse(&release).with_context(|| format!("{release} names no version"))
+}
+
+/// A Service "web" with a node port, and its slices of both families with that backend.
+fn web(backend: u8, node: u8) -> (Svc, [Slice; 2]) {
+    let service = Svc::new("web").ip("10.96.0.20").ip("2001:db8:f::20").set("type", json!("NodePort"));
+    let service = service.port("t", 80, "TCP").node_port(30020).port("u", 80, "UDP").node_port(30020);
+    let slices = [("4", format!("10.244.{node}.{backend}")), ("6", format!("2001:db8:{node}::{backend}"))];
+    let slices = slices.map(|(family, address)| {
+        let slice = Slice::new(&format!("web-{family}"), "web").port("t", 8080, "TCP").port("u", 8080, "UDP");
+        slice.ready(&address, &format!("n{node}"))
+    });
+    (service, slices)
+}
+
+/// The agent says which features it misses, and they are those that `docs/kernel.md` lists for this kernel.
+fn features_are_those_of(kernel: KernelVersion, agent: &Agent) -> Result<()> {
+    let status = agent.status()?;
+    for (name, since) in [("set-retval", KernelVersion(5, 18)), ("netns-cookie", KernelVersion(5, 14))] {
+        let feature = status.features.iter().find(|feature| feature.name == name).context(name)?;
+        assert_eq!(feature.available, kernel >= since, "{name} on {kernel:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn sockets_are_served() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let kernel = kernel()?;
+    let node = lab.n1();
+    let (a, _b) = (node.server(10, "A")?, node.server(11, "B")?);
+    let (service, slices) = web(10, 1);
+    let empty = Svc::web("empty", "10.96.0.21");
+    let local = Svc::web("local", "10.96.0.22").set("internalTrafficPolicy", json!("Local"));
+    let elsewhere = Slice::web("local").ready("10.244.2.10", "n2");
+    lab.apply(&[&service, &slices[0], &slices[1], &empty, &local, &elsewhere])?;
+    let mut agent = node.agent_with(&["--packet-path=false"])?; // loads in a tenth of the time
+    features_are_those_of(kernel, &agent)?;
+
+    let pod = node.pod(20)?;
+    let (mut host, mut inside) = (node.host.client()?, pod.place.client()?);
+    (host.patience, inside.patience) = (SILENCE, SILENCE);
+    let refused = if kernel >= KernelVersion(5, 18) { "ECONNREFUSED" } else { "EPERM" };
+    let loopback = if kernel >= KernelVersion(5, 14) { "A" } else { "ECONNREFUSED" };
+    let cluster_ips = ["10.96.0.20:80", "[2001:db8:f::20]:80", "[::ffff:10.96.0.20]:80"];
+    for (from, client) in [("the host", &host), ("a pod", &inside)] {
+        for way in Way::ALL {
+            for to in cluster_ips.into_iter().chain(["192.0.2.11:30020"]) {
+                let dialled = client.dial(way, to).with_context(|| format!("{from}, {way:?} to {to}"))?;
+                assert_eq!((dialled.name.as_str(), dialled.peer.to_string().as_str()), ("A", to), "{from}, {way:?}");
+            }
+            assert_eq!(client.outcome(way, "10.96.0.21:80")?, refused, "{from}, {way:?}: no endpoint");
+        }
+        assert_eq!(client.outcome(Way::Tcp, "10.96.0.22:80")?, "TIMEOUT", "{from}: no endpoint on this node");
+    }
+    assert_eq!(host.outcome(Way::Tcp, "127.0.0.1:30020")?, loopback, "a node port on loopback");
+    assert_eq!(inside.outcome(Way::Tcp, "127.0.0.1:30020")?, "ECONNREFUSED", "a pod's loopback is its own");
+
+    // The agent dies; its programs go on. The next one finds everything and adopts it.
+    let kept = inside.connect(Way::Tcp, cluster_ips[0])?;
+    let before = agent.ids()?;
+    agent.kill()?;
+    assert_eq!(inside.outcome(Way::Tcp, cluster_ips[0])?, "A", "without an agent");
+    agent.restart()?;
+    assert_eq!(agent.ids()?, before, "ids after a restart");
+    assert_eq!(kept.ask()?.answer.name, "A");
+    assert_eq!(kept.peer()?.to_string(), cluster_ips[0]);
+
+    // A connected UDP socket follows its Service to another backend.
+    let load = inside.load(Way::Udp, LoadKind::Ask, cluster_ips[0], Duration::from_millis(50))?;
+    for (name, backend) in [("A", a.pod.v4.to_string()), ("B", "10.244.1.11".to_owned())] {
+        let slice = Slice::new("web-4", "web").port("t", 8080, "TCP").port("u", 8080, "UDP").ready(&backend, "n1");
+        lab.apply(&[&slice])?;
+        eventually(&format!("{name} answers"), SOON, || {
+            let report = load.report()?;
+            ensure!(report.names.contains_key(name), "{report:?}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn packets_from_outside_are_served() -> Result<()> {
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
+    let (near, far) = (lab.n1().server(10, "near")?, lab.n2().server(10, "far")?);
+    let outside = lab.outside.client()?;
+    let _agent = lab.n1().agent()?;
+    for (node, server) in [(1, &near), (2, &far)] {
+        let (service, slices) = web(10, node);
+        lab.apply(&[&service, &slices[0], &slices[1]])?;
+        let name = if server.pod.v4 == near.pod.v4 { "near" } else { "far" };
+        for to in ["192.0.2.11:30020", "[2001:db8::11]:30020"] {
+            for way in [Way::Tcp, Way::Udp] {
+                let dialled = eventually(&format!("{way:?} to {to} reaches {name}"), SOON, || {
+                    let dialled = outside.dial(way, to)?;
+                    ensure!(dialled.name == name, "{}", dialled.name);
+                    Ok(dialled)
+                })?;
+                assert_eq!(dialled.peer.to_string(), to, "{way:?}");
+                assert_ne!(dialled.client.ip().to_string(), "198.51.100.10", "{way:?}: the client is hidden");
+            }
+        }
+    }
+    Ok(())
+}
