@@ -11,6 +11,7 @@ mod root;
 mod setup;
 mod suites;
 mod tidy;
+mod vm;
 
 use clap::{Parser, Subcommand};
 
@@ -48,6 +49,8 @@ enum Command {
     Bench(bench::Args),
     /// Write docs/operations.md anew, from the code; a unit test says when that is due
     Docs,
+    /// Boot other kernels and run tests in them
+    Vm(vm::Args),
     /// Check what no compiler checks: layering, unsafe budget, links of the documentation
     Tidy,
 }
@@ -66,6 +69,7 @@ fn main() -> anyhow::Result<()> {
         Command::Image(args) => image::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Docs => docs::write(),
+        Command::Vm(args) => vm::run(&args),
         Command::Tidy => tidy::run(),
     }
 }

@@ -46,10 +46,13 @@ impl Tally {
 
 /// A program full of tests.
 #[derive(Debug, PartialEq, Eq)]
-struct Binary {
-    suite: String,
-    name: String,
-    path: PathBuf,
+pub struct Binary {
+    /// Its level.
+    pub suite: String,
+    /// Name of its file, or of its crate.
+    pub name: String,
+    /// Where it is.
+    pub path: PathBuf,
 }
 
 /// Runs what is asked for; an error when anything failed or nothing ran.
@@ -64,7 +67,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.suite.as_deref() != Some("lint") {
         toolchain.build_workspace()?;
-        for binary in binaries(&toolchain, args.suite.as_deref())?.into_iter().filter(|b| wanted(&b.suite, &b.name)) {
+        for binary in
+            binaries(&toolchain, kinds(args.suite.as_deref()))?.into_iter().filter(|b| wanted(&b.suite, &b.name))
+        {
             if let Err(error) = kubernetes::programs(programs_of(&binary.suite)) {
                 println!("SKIP: {error:#}; tests that need it are skipped");
             }
@@ -94,14 +99,18 @@ fn run_check(check: &lint::Check, toolchain: &Toolchain) -> Tally {
     Tally { passed: 1 - failed, failed, skipped: 0, time: start.elapsed() }
 }
 
-/// Builds every program of tests and asks cargo where they are.
-fn binaries(toolchain: &Toolchain, suite: Option<&str>) -> Result<Vec<Binary>> {
-    println!("── building the tests");
-    let kinds: &[&str] = match suite {
+/// What cargo has to build for a suite.
+fn kinds(suite: Option<&str>) -> &'static [&'static str] {
+    match suite {
         None => &[],
         Some("unit") => &["--lib", "--bins"],
         Some(_) => &["--test", "*"],
-    };
+    }
+}
+
+/// Builds programs of tests and asks cargo where they are. `kinds` are cargo's words for which.
+pub fn binaries(toolchain: &Toolchain, kinds: &[&str]) -> Result<Vec<Binary>> {
+    println!("── building the tests");
     let mut cargo = toolchain.cargo(&["test", "--workspace", "--no-run"]);
     let mut child = cargo.args(kinds).stderr(Stdio::piped()).spawn()?;
     let mut found = Vec::new();

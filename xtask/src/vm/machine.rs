@@ -1,0 +1,135 @@
+//! QEMU: finding it, and running one machine to its end.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+use super::{
+    apt::{self, Suites},
+    kernel::Kernel,
+};
+use crate::root;
+
+/// The suite whose QEMU boots every kernel of the matrix: Debian 12's own (7.2) stops half of the 6.12 boots under
+/// software emulation with a double fault.
+const SUITE: &str = "bookworm-backports";
+const PROGRAM: &str = "qemu-system-x86_64";
+const OLDEST: u32 = 8;
+/// A machine that is not done then is ended: it has failed.
+const LIMIT: Duration = Duration::from_secs(600);
+const MEMORY: &str = "1024"; // MiB
+/// `tests/src/bin/init.rs` says it last.
+const CLOSING: &str = "== all commands have run";
+/// What isa-debug-exit makes of init's 16.
+const GOOD: i32 = 33;
+
+/// A QEMU that can be run.
+pub struct Emulator {
+    program: PathBuf,
+    /// Where it was unpacked; none when it is this host's own.
+    unpacked: Option<PathBuf>,
+}
+
+/// What a machine said and how it ended.
+pub struct Run {
+    /// The console's lines.
+    pub lines: Vec<String>,
+    /// Why it does not count as one that has done its work.
+    pub failure: Option<String>,
+    /// From QEMU's start to its end.
+    pub time: Duration,
+}
+
+impl Emulator {
+    /// This host's, if it is recent; else from the cache, downloaded if need be.
+    pub fn find() -> Result<Self> {
+        let version = root::output(PROGRAM, &["--version"]).unwrap_or_default();
+        if major(&version).is_some_and(|major| major >= OLDEST) {
+            return Ok(Self { program: PROGRAM.into(), unpacked: None });
+        }
+        let cache = root::cache()?.join("vm/qemu");
+        let folder = cache.join(SUITE);
+        if !folder.exists() {
+            println!("vm: downloading QEMU of {SUITE} (40 MB)");
+            let suites = Suites::open(&["bookworm", "bookworm-security", SUITE], &cache.join("apt"))?;
+            let partial = cache.join("partial");
+            fs::create_dir_all(&partial)?;
+            suites.unpack_all("qemu-system-x86", SUITE, &partial)?;
+            fs::rename(&partial, &folder)?; // so what is there is whole
+        }
+        Ok(Self { program: folder.join("usr/bin").join(PROGRAM), unpacked: Some(folder) })
+    }
+
+    fn command(&self) -> Result<Command> {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", &LIMIT.as_secs().to_string()]).arg(&self.program);
+        if let Some(folder) = &self.unpacked {
+            command.env("LD_LIBRARY_PATH", apt::library_path(folder)?);
+            for data in ["usr/share/qemu", "usr/share/seabios"] {
+                command.arg("-L").arg(folder.join(data));
+            }
+        }
+        Ok(command)
+    }
+
+    /// Boots a kernel and waits for its end; the console goes to a file, too.
+    pub fn run(&self, kernel: &Kernel, initramfs: &Path, log: &Path) -> Result<Run> {
+        let start = Instant::now();
+        let mut command = self.command()?;
+        command.args(["-accel", &accelerator(), "-cpu", "max", "-smp", "1", "-m", MEMORY]);
+        command.arg("-kernel").arg(kernel.image()?).arg("-initrd").arg(initramfs);
+        command.args(["-append", "console=ttyS0 loglevel=4 panic=-1"]); // -1 = reboot at once
+        command.args(["-no-reboot", "-nodefaults", "-display", "none", "-serial", "stdio"]);
+        command.args(["-device", "isa-debug-exit,iobase=0x501,iosize=1"]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start QEMU")?;
+        let mut file = File::create(log).with_context(|| log.display().to_string())?;
+        let mut lines = Vec::new();
+        for line in BufReader::new(child.stdout.take().context("QEMU has no stdout")?).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).trim_end_matches('\r').to_owned();
+            writeln!(file, "{line}")?;
+            lines.push(line);
+        }
+        let status = child.wait()?;
+        let failure = match status.code() {
+            Some(GOOD) if lines.iter().any(|line| line == CLOSING) => None,
+            Some(GOOD) => Some("it ended well without its closing line".to_owned()),
+            Some(124 | 137) => Some(format!("it was not done after {LIMIT:?}")),
+            _ => Some(format!("it died ({status})")),
+        };
+        Ok(Run { lines, failure, time: start.elapsed() })
+    }
+}
+
+/// KVM where the processor has it: a device file alone proves nothing, some hosts have one that hangs. `SHEAVE_VM_ACCEL`
+/// overrides.
+fn accelerator() -> String {
+    if let Ok(chosen) = std::env::var("SHEAVE_VM_ACCEL") {
+        return chosen;
+    }
+    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has_flag = flags.split_whitespace().any(|word| word == "svm" || word == "vmx");
+    let writable = OpenOptions::new().write(true).open("/dev/kvm").is_ok();
+    if has_flag && writable { "kvm".into() } else { "tcg".into() }
+}
+
+/// From "QEMU emulator version 10.0.2 (Debian …)".
+fn major(said: &str) -> Option<u32> {
+    said.split_once("version ")?.1.split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::major;
+
+    #[test]
+    fn qemu_tells_its_version() {
+        assert_eq!(major("QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\nCopyright"), Some(10));
+        assert_eq!(major(""), None);
+    }
+}
