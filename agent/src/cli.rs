@@ -6,6 +6,7 @@ mod cleanup;
 mod host;
 mod lb;
 mod list;
+mod monitor;
 mod packets;
 mod selector;
 mod status;
@@ -27,6 +28,7 @@ Examples:
   sheave status                 is it well?
   sheave svc list               what the agent wants the kernel to do
   sheave lb list                what the kernel does; works while the agent is down
+  sheave monitor                what happens to connections, as it happens
 
 Exit codes: 0 well, 1 failed or something is wrong, 2 refused before anything was changed.";
 
@@ -48,6 +50,8 @@ enum Command {
     /// Show the load balancer as the kernel has it
     #[command(subcommand)]
     Lb(lb::LbCommand),
+    /// Show connections as they are opened, refused and dropped
+    Monitor(monitor::MonitorArgs),
     /// Show at a glance whether the agent is well
     Status(status::StatusArgs),
     /// Say whether this kernel and host can run the agent, and what is missing
@@ -89,6 +93,7 @@ impl Cli {
             Command::Agent(_) => agent::AgentArgs::run(&env::args_os().collect::<Vec<_>>()),
             Command::Svc(command) => command.run(),
             Command::Lb(command) => command.run(),
+            Command::Monitor(args) => args.run(),
             Command::Status(args) => args.run(),
             Command::Check(args) => args.run(),
             Command::Cleanup(args) => args.run(),

@@ -153,7 +153,9 @@ fn text(known: Option<&str>, number: u32) -> String {
     known.map_or_else(|| number.to_string(), str::to_owned)
 }
 
-fn protocol(number: u8) -> String {
+/// A protocol as people write it.
+#[must_use]
+pub fn protocol(number: u8) -> String {
     let known = match number {
         proto::TCP => Some("TCP"),
         proto::UDP => Some("UDP"),

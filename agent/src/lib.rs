@@ -18,6 +18,7 @@ pub mod lock;
 pub mod logging;
 pub mod metrics;
 pub mod model;
+pub mod monitor;
 #[cfg(test)]
 mod operations;
 pub mod options;

@@ -34,7 +34,7 @@ const HEAD: &str = "\
 Every flag, port, metric, exit code and file of the agent. `cargo xtask docs` writes this page from the code.
 
 - `sheave status` says at a glance whether a node is well, `sheave svc list` what it should do, `sheave lb list` what its
-  kernel does. `lb list` works while the agent is down.
+  kernel does, `sheave monitor` what happens to connections. The last two work while the agent is down.
 - SIGTERM and SIGINT end the agent. What it put into the kernel stays and goes on working; the next agent adopts it.
 - Logs go to stderr, a line for each thing that an operator may want to act on; nothing for each packet or object. A
   complaint is made once for as long as it stays the same.

@@ -405,7 +405,7 @@ impl Counters for Kernel {
 }
 
 fn feature_views(features: Features) -> Vec<FeatureView> {
-    let Features { set_retval, host_netns, discard, csum_ipv6: _ } = features;
+    let Features { set_retval, host_netns, discard, csum_ipv6: _, current_task: _ } = features;
     let feature = |name: &str, available: bool, consequence: &str| FeatureView {
         name: name.to_owned(),
         available,

@@ -73,10 +73,10 @@ counters! {
     PacketMalformed = 25, "packet_malformed";
     /// SCTP to a target port that is not the Service's port, or whose port was taken: dropped.
     PacketSctpPort = 26, "packet_sctp_port";
-    /// A fragment whose first one was not seen: dropped.
-    FragmentLost = 27, "fragment_lost";
     /// A client and port that already talk to the chosen backend through another address: dropped.
     PacketClash = 28, "packet_clash";
+    /// A record for `sheave monitor` found no room: its reader was too slow.
+    EventLost = 40, "event_lost";
 }
 
 /// Size of the array: room to grow without a new ABI.

@@ -12,6 +12,7 @@ pub mod backend;
 pub mod conntrack;
 pub mod counter;
 pub mod device;
+pub mod event;
 pub mod frontend;
 pub mod names;
 pub mod service;
@@ -76,9 +77,11 @@ pub mod maps {
     pub const NODE_ADDRESSES: &str = "NODE_ADDRESSES";
     /// LPM trie: [`Addr`](crate::addr::Addr) → a `RANGE_…` of [`device`](crate::device).
     pub const POD_RANGES: &str = "POD_RANGES";
+    /// Ring buffer of [`Event`](crate::event::Event): what `sheave monitor` reads.
+    pub const EVENTS: &str = "EVENTS";
 
     /// Every map there is.
-    pub const ALL: [&str; 19] = [
+    pub const ALL: [&str; 20] = [
         FRONTENDS,
         SERVICES,
         TABLES,
@@ -98,6 +101,7 @@ pub mod maps {
         DEVICES,
         NODE_ADDRESSES,
         POD_RANGES,
+        EVENTS,
     ];
 }
 
@@ -112,6 +116,8 @@ pub mod meta {
     pub const MASQUERADED_FLOWS: u32 = 2;
     /// Boot-time seconds at which a program last made a flow whose replies reach egress unmarked; 0 = there is none.
     pub const PLAIN_FLOWS: u32 = 3;
+    /// Boot-time seconds up to which somebody reads `EVENTS`; 0 = nobody. While 0, nothing is recorded.
+    pub const WATCHED_UNTIL: u32 = 4;
     /// Size of the array.
     pub const SIZE: u32 = 8;
 }
@@ -149,6 +155,8 @@ pub mod globals {
     pub const KEEP_CLIENT: &str = "KEEP_CLIENT";
     /// u32: 1 where the kernel knows BPF_F_IPV6 (6.16): IPv6 addresses are replaced under CHECKSUM_COMPLETE too.
     pub const CSUM_IPV6: &str = "CSUM_IPV6";
+    /// u32: 1 where cgroup programs may ask for the running process (5.8 or later): records name it.
+    pub const CURRENT_TASK: &str = "CURRENT_TASK";
     /// u32: bytes before the network header: 14 on Ethernet, 0 on devices without a link layer.
     pub const LINK_HEADER: &str = "LINK_HEADER";
 }

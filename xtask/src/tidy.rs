@@ -75,17 +75,18 @@ const LAYERS: [Layer; 5] = [
 ];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 14] = [
+const UNSAFE: [&str; 15] = [
     "ebpf/src/pod.rs",
     "ebpf/src/bpf/", // entry modules: helper calls; each block says why
     "agent/build.rs",
     "agent/src/datapath/batch.rs", // BPF_MAP_*_BATCH, which aya lacks
-    "agent/src/datapath/flows.rs", // clock_gettime
+    "agent/src/datapath/clock.rs", // clock_gettime
     "agent/src/datapath/kernel.rs",
     "agent/src/datapath/link.rs",
     "agent/src/datapath/netns.rs",
     "agent/src/datapath/sockets.rs",
-    "agent/src/datapath/tc.rs", // if_nameindex
+    "agent/src/datapath/tc.rs",    // if_nameindex
+    "agent/src/datapath/watch.rs", // records of the ring buffer
     "agent/src/datapath/words.rs",
     "tests/src/bin/init.rs",
     "tests/src/foreign.rs",

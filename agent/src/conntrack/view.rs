@@ -7,10 +7,10 @@ use sheave_ebpf::{
     addr::Addr,
     conntrack::{FLAG_MASQUERADE, Flow, Phase, ROLE_DIAL, Tuple, seen},
     names::{ServiceName, unpad},
-    proto,
 };
 
 use super::{ReadFlows, reply_of};
+use crate::lb;
 
 /// A flow from a client outside to a backend. Contract: fields may be added, never renamed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,12 +68,7 @@ fn view(
         Phase::Closed => "closed",
     };
     FlowView {
-        protocol: match tuple.proto {
-            proto::TCP => "TCP".to_owned(),
-            proto::UDP => "UDP".to_owned(),
-            proto::SCTP => "SCTP".to_owned(),
-            other => other.to_string(),
-        },
+        protocol: lb::protocol(tuple.proto),
         client: socket(&tuple.src, tuple.src_port),
         frontend: socket(&tuple.dst, tuple.dst_port),
         backend: socket(&flow.to, flow.to_port),

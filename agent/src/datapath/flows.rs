@@ -14,7 +14,7 @@ use sheave_ebpf::{
     names::ServiceName,
 };
 
-use super::{Error, Result, batch, kernel::flatten, pins::Pins, words::Words};
+use super::{Error, Result, batch, clock, kernel::flatten, pins::Pins, words::Words};
 use crate::conntrack::{FlowView, Kinds, ReadFlows, sweep, views};
 
 /// A pass comes this often; closed flows have their ports back after at most twice that.
@@ -77,7 +77,7 @@ impl Flows {
             let what = format!("{what} {}", maps::CONNTRACK);
             move |e| Error::kernel(what, e)
         };
-        let began = now();
+        let began = clock::seconds();
         let own: Vec<Addr> = self.addresses.keys().filter_map(std::result::Result::ok).collect();
         let announced = [meta::MASQUERADED_FLOWS, meta::PLAIN_FLOWS].map(|kind| (kind, self.meta.load(kind)));
         let (mut kinds, mut collected) = (Kinds::default(), Collected::default());
@@ -121,7 +121,7 @@ impl Flows {
         let mut entries = Vec::new();
         batch::walk(&self.table, |batch: &[(Tuple, Flow)]| entries.extend_from_slice(batch))
             .map_err(|e| Error::kernel(format!("reading {}", maps::CONNTRACK), e))?;
-        Ok(views(now(), &entries, self, &|service| self.names.get(&service, 0).ok()))
+        Ok(views(clock::seconds(), &entries, self, &|service| self.names.get(&service, 0).ok()))
     }
 }
 
@@ -141,12 +141,4 @@ pub fn start(flows: Flows, tell: impl Fn(Collected) + Send + 'static) -> std::io
         }
     };
     thread::Builder::new().name("conntrack".to_owned()).spawn(work).map(drop)
-}
-
-/// Seconds on the clock of the programs.
-fn now() -> u32 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel fills in a struct of ours.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    u32::try_from(time.tv_sec).unwrap_or(u32::MAX)
 }

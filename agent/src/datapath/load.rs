@@ -15,6 +15,7 @@ use sheave_ebpf::{
     conntrack::{Flow, FragmentKey, Ports, Tuple},
     counter,
     device::Device,
+    event,
     frontend::{Frontend, FrontendKey},
     globals, maps, meta,
     names::ServiceName,
@@ -82,18 +83,21 @@ pub struct Features {
     pub discard: bool,
     /// `BPF_F_IPV6`, Linux 6.16.
     pub csum_ipv6: bool,
+    /// Programs may ask which process dials: `sheave monitor` names it.
+    pub current_task: bool,
 }
 
 impl Features {
     /// Asks the kernel. `discard` is what [`discard::ensure`](super::discard::ensure) achieved.
     #[must_use]
     pub fn probe(discard: bool) -> Self {
+        let has = |helper| is_helper_supported(ProgramType::CgroupSockAddr, helper).unwrap_or(false);
         Self {
-            set_retval: is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval)
-                .unwrap_or(false),
+            set_retval: has(BpfHelper::BPF_FUNC_set_retval),
             host_netns: netns::cookie().unwrap_or(0),
             discard,
             csum_ipv6: KernelVersion::running().is_some_and(|version| version >= KernelVersion(6, 16)),
+            current_task: has(BpfHelper::BPF_FUNC_get_current_pid_tgid) && has(BpfHelper::BPF_FUNC_get_current_comm),
         }
     }
 }
@@ -147,6 +151,7 @@ fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
         shape(maps::DEVICES, MapType::Hash, 4, size_of::<Device>(), MAX_DEVICES),
         shape(maps::NODE_ADDRESSES, MapType::Hash, size_of::<Addr>(), 4, MAX_DEVICES),
         shape(maps::POD_RANGES, MapType::LpmTrie, 4 + size_of::<Addr>(), 4, MAX_POD_RANGES),
+        shape(maps::EVENTS, MapType::RingBuf, 0, 0, event::RING_BYTES),
     ]
 }
 
@@ -204,6 +209,7 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         (globals::DETECT_PODS, flag(switches.packets.detect_pods)),
         (globals::KEEP_CLIENT, flag(switches.packets.keep_client)),
         (globals::CSUM_IPV6, flag(features.csum_ipv6)),
+        (globals::CURRENT_TASK, flag(features.current_task)),
     ];
     for (name, value) in &constants {
         loader.override_global(name, value, true);

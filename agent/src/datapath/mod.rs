@@ -6,6 +6,7 @@
 pub mod addresses;
 pub mod attach;
 pub mod batch;
+pub mod clock;
 pub mod devices;
 pub mod discard;
 pub mod fake;
@@ -19,6 +20,7 @@ pub mod pins;
 pub mod probe;
 pub mod sockets;
 pub mod tc;
+pub mod watch;
 pub mod words;
 
 use std::{collections::BTreeSet, io};
@@ -218,6 +220,14 @@ pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadTables>> {
 /// When there is none, or it is not what this build expects.
 pub fn open_flows(paths: &HostPaths) -> anyhow::Result<flows::Flows> {
     Ok(flows::Flows::open(&pins::Pins::below(&paths.bpffs))?)
+}
+
+/// Lets the programs tell what they do, and reads it.
+///
+/// # Errors
+/// When nothing is pinned, it is not what this build expects, or somebody reads already.
+pub fn open_watch(paths: &HostPaths) -> anyhow::Result<watch::Watch> {
+    Ok(watch::Watch::open(&pins::Pins::below(&paths.bpffs))?)
 }
 
 /// Detaches and unpins everything; returns a line for each thing removed. `dry_run` only says what would be.

@@ -1,6 +1,6 @@
 //! The map side of conntrack: finding, touching and making flows.
 use crate::{
-    count, maps, select,
+    maps, select,
     skb::{Packet, TCP_FIN, TCP_RST},
 };
 use aya_ebpf::bindings::BPF_ANY;
@@ -93,6 +93,17 @@ pub enum Refused {
     Full,
 }
 
+impl Refused {
+    /// What is counted.
+    #[inline(always)]
+    pub const fn counter(&self) -> Counter {
+        match self {
+            Self::Clash => Counter::PacketClash,
+            Self::Full => Counter::ConntrackFull,
+        }
+    }
+}
+
 /// Enters a flow that `packet` opens: replies first, so that none goes out untranslated.
 #[inline(never)]
 pub fn open(packet: &Packet, flow: &Flow) -> Result<(), Refused> {
@@ -176,13 +187,4 @@ pub fn are_there(kind: u32) -> bool {
 #[inline(always)]
 pub fn any() -> bool {
     are_there(meta::MASQUERADED_FLOWS) || are_there(meta::PLAIN_FLOWS)
-}
-
-/// Counts why a flow was not made.
-#[inline(always)]
-pub fn count_refusal(why: &Refused) {
-    count::bump(match why {
-        Refused::Clash => Counter::PacketClash,
-        Refused::Full => Counter::ConntrackFull,
-    });
 }

@@ -5,9 +5,10 @@
 use aya_ebpf::{
     EbpfContext as _, Global,
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, bpf_sock},
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage, lpm_trie::Key},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SkStorage, lpm_trie::Key},
     helpers::{bpf_get_netns_cookie, bpf_sk_storage_get},
     macros::btf_map,
+    maps::ring_buf::RingBufEntry,
     programs::{SockAddrContext, SockContext},
 };
 use core::ptr;
@@ -18,6 +19,7 @@ use sheave_ebpf::{
     conntrack::{Flow, FragmentKey, Ports, Tuple},
     counter,
     device::{self, Device},
+    event::{self, Event},
     frontend::{Frontend, FrontendKey},
     meta,
     names::ServiceName,
@@ -71,6 +73,8 @@ static DEVICES: HashMap<u32, Device, 4_096, ON_DEMAND> = HashMap::new();
 static NODE_ADDRESSES: HashMap<Addr, u32, 4_096, ON_DEMAND> = HashMap::new();
 #[btf_map]
 static POD_RANGES: LpmTrie<Addr, u32, 16_384> = LpmTrie::new();
+#[btf_map]
+static EVENTS: RingBuf<Event, { event::RING_BYTES as usize }> = RingBuf::new();
 
 #[unsafe(no_mangle)]
 static SET_RETVAL: Global<u32> = Global::new(0);
@@ -104,6 +108,8 @@ static KEEP_CLIENT: Global<u32> = Global::new(0);
 static CSUM_IPV6: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static LINK_HEADER: Global<u32> = Global::new(14);
+#[unsafe(no_mangle)]
+static CURRENT_TASK: Global<u32> = Global::new(0);
 
 macro_rules! switches {
     ($($name:ident: $global:ident;)*) => {
@@ -125,6 +131,7 @@ switches! {
     detect_pods: DETECT_PODS;
     keep_client: KEEP_CLIENT;
     has_csum_ipv6: CSUM_IPV6;
+    has_current_task: CURRENT_TASK;
 }
 
 /// Mark of a packet whose client is to be hidden at egress.
@@ -310,6 +317,12 @@ pub fn is_own_address(addr: &Addr) -> bool {
 #[inline(always)]
 pub fn pod_range(addr: &Addr) -> u32 {
     POD_RANGES.get(&Key::new(device::FULL_BITS, *addr)).map_or(0, |range| *range)
+}
+
+/// Room for a record; `None` when the reader is behind.
+#[inline(always)]
+pub fn event() -> Option<RingBufEntry<Event>> {
+    EVENTS.reserve(0)
 }
 
 /// Pointer to a word of `META`.

@@ -1,7 +1,8 @@
 //! Hiding a client behind this node: which address and port.
 use crate::{
-    conntrack, count, maps, select,
+    conntrack, maps, select,
     skb::{self, DROP, NEXT, Packet, Skb},
+    watch,
 };
 use aya_ebpf::bindings::BPF_NOEXIST;
 use sheave_ebpf::{
@@ -36,7 +37,7 @@ pub fn address(device: &Device, is_v6: bool) -> Option<Addr> {
 #[inline(never)]
 pub fn hide(skb: Skb, packet: &Packet) -> i32 {
     let Some(addr) = maps::device(skb::ifindex(skb)).and_then(|device| address(&device, packet.is_v6)) else {
-        count::bump(Counter::SnatNoAddress);
+        watch::kept_back(packet, Counter::SnatNoAddress);
         return DROP;
     };
     let Some(port) = choose(packet, &addr) else { return DROP };
@@ -45,7 +46,7 @@ pub fn hide(skb: Skb, packet: &Packet) -> i32 {
         // Another CPU was faster with the flow's next packet: its choice holds.
         maps::remove_flow(&back(packet, &addr, port));
         let Some(theirs) = conntrack::find(&packet.tuple) else {
-            count::bump(Counter::ConntrackFull);
+            watch::kept_back(packet, Counter::ConntrackFull);
             return DROP;
         };
         return send(skb, packet, &theirs.flow.to, theirs.flow.to_port);
@@ -56,7 +57,7 @@ pub fn hide(skb: Skb, packet: &Packet) -> i32 {
 #[inline(always)]
 fn send(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> i32 {
     if skb::set_source(skb, packet, addr, port).is_none() {
-        count::bump(Counter::PacketMalformed);
+        watch::kept_back(packet, Counter::PacketMalformed);
         return DROP;
     }
     NEXT
@@ -71,7 +72,7 @@ fn choose(packet: &Packet, addr: &Addr) -> Option<u16> {
         // Its checksum covers the ports and cannot be made good here: the client's own port, or none.
         let port = packet.tuple.src_port;
         if maps::insert_flow(&back(packet, addr, port), &to_client, BPF_NOEXIST).is_err() {
-            count::bump(Counter::PacketSctpPort);
+            watch::kept_back(packet, Counter::PacketSctpPort);
             return None;
         }
         return Some(port);
@@ -82,7 +83,7 @@ fn choose(packet: &Packet, addr: &Addr) -> Option<u16> {
             return Some(port.to_be());
         }
     }
-    count::bump(Counter::SnatExhausted);
+    watch::kept_back(packet, Counter::SnatExhausted);
     None
 }
 

@@ -3,8 +3,9 @@
 //! the kernel routes.
 use crate::{
     conntrack::{self, Entry},
-    count, icmp, maps, nat, refuse, select,
+    icmp, maps, nat, refuse, select,
     skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
+    watch,
 };
 use sheave_ebpf::{
     addr::Addr,
@@ -19,6 +20,7 @@ use sheave_ebpf::{
         ALGORITHM_MAGLEV, Config, FLAG_EXTERNAL_LOCAL, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP, VERDICT_FORWARD,
         VERDICT_REJECT, Word,
     },
+    socket::NO_SERVICE,
     source_range::SourceRange,
 };
 
@@ -88,12 +90,12 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
     };
     let Flow { to, to_port, .. } = entry.flow;
     if packet.quoted != 0 {
-        return done(icmp::set_source(skb, &packet, &to, to_port));
+        return done(&packet, icmp::set_source(skb, &packet, &to, to_port));
     }
     if entry.flow.role() == ROLE_REPLY {
         entry.touch(&packet);
     }
-    done(skb::set_source(skb, &packet, &to, to_port))
+    done(&packet, skb::set_source(skb, &packet, &to, to_port))
 }
 
 /// Whether an unmarked packet that leaves may belong to a flow: the reply to a client that is not hidden, or what this
@@ -104,9 +106,9 @@ fn may_be_ours(skb: Skb) -> bool {
 }
 
 #[inline(always)]
-fn done(rewritten: Option<()>) -> i32 {
+fn done(packet: &Packet, rewritten: Option<()>) -> i32 {
     if rewritten.is_none() {
-        count::bump(Counter::PacketMalformed);
+        watch::stopped(packet, Counter::PacketMalformed, NO_SERVICE);
         return DROP;
     }
     NEXT
@@ -144,7 +146,7 @@ fn send(skb: Skb, packet: &Packet, flow: &Flow) -> i32 {
     } else {
         skb::set_destination(skb, packet, &flow.to, flow.to_port)
     };
-    if done(rewritten) == DROP {
+    if done(packet, rewritten) == DROP {
         return DROP;
     }
     if flow.role() == ROLE_RETURN {
@@ -164,7 +166,7 @@ fn dial(skb: Skb, packet: &Packet, dialled: &mut Frontend) -> i32 {
     let Some(frontend) = maps::frontend(&key) else {
         let unknown = FrontendKey { port: 0, proto: 0, ..key };
         return match maps::frontend(&unknown) {
-            Some(_) => refuse::because(skb, packet, Counter::PacketUnknownPort),
+            Some(_) => refuse::because(skb, packet, Counter::PacketUnknownPort, NO_SERVICE),
             None => NEXT,
         };
     };
@@ -195,7 +197,7 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
     if frontend.kind == KIND_LOAD_BALANCER && config.flags() & FLAG_SOURCE_RANGES != 0 {
         let range = SourceRange { service: frontend.service.to_be(), addr: tuple.src };
         if !maps::in_source_ranges(&range) {
-            count::bump(Counter::PacketSourceRange);
+            watch::stopped(packet, Counter::PacketSourceRange, frontend.service);
             return DROP; // V-6: before everything else, and silent
         }
     }
@@ -206,14 +208,14 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
         _ => Scope::Outside,
     };
     let Some(word) = maps::word(frontend.service, scope) else {
-        count::bump(Counter::PacketBroken);
+        watch::stopped(packet, Counter::PacketBroken, frontend.service);
         return NEXT;
     };
     match word.verdict() {
         VERDICT_FORWARD => forward(skb, packet, frontend, Choice { word, config, range }),
-        VERDICT_REJECT => refuse::because(skb, packet, Counter::PacketReject),
+        VERDICT_REJECT => refuse::because(skb, packet, Counter::PacketReject, frontend.service),
         VERDICT_DROP => {
-            count::bump(Counter::PacketDrop);
+            watch::stopped(packet, Counter::PacketDrop, frontend.service);
             DROP
         }
         _ => NEXT, // the word was never written: the service is being removed
@@ -235,11 +237,11 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
     let draw = if choice.config.algorithm() == ALGORITHM_MAGLEV { hash(packet) } else { select::random() };
     let chosen = select::backend(choice.word, choice.config, &client, draw);
     let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
-        count::bump(Counter::PacketBroken);
+        watch::stopped(packet, Counter::PacketBroken, frontend.service);
         return NEXT;
     };
     if tuple.proto == proto::SCTP && backend.port != tuple.dst_port {
-        count::bump(Counter::PacketSctpPort);
+        watch::stopped(packet, Counter::PacketSctpPort, frontend.service);
         return DROP;
     }
     let is_own = maps::is_own_address(&backend.addr);
@@ -248,7 +250,7 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
     flow.to = backend.addr;
     flow.to_port = backend.port;
     if let Err(why) = conntrack::open(packet, &flow) {
-        conntrack::count_refusal(&why);
+        watch::stopped(packet, why.counter(), frontend.service);
         return DROP;
     }
     if hidden {
@@ -258,7 +260,7 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
     if !hidden || is_own {
         conntrack::announce(meta::PLAIN_FLOWS);
     }
-    count::bump(Counter::PacketForward);
+    watch::opened(packet, &flow);
     send(skb, packet, &flow)
 }
 

@@ -1,10 +1,11 @@
 //! Refusing (`semantics.md` V-1, V-4). TCP gets a RST at once; for the rest the kernel itself says port unreachable.
 use crate::{
-    conntrack, count, maps, nat,
+    conntrack, maps, nat,
     skb::{self, DROP, NEXT, Packet, REDIRECT, Skb, TCP_ACK, TCP_RST},
+    watch,
 };
 use aya_ebpf::helpers::{bpf_l3_csum_replace, bpf_redirect};
-use sheave_ebpf::{backend::NO_BACKEND, conntrack::FLAG_REFUSED, counter::Counter, meta, proto};
+use sheave_ebpf::{backend::NO_BACKEND, conntrack::FLAG_REFUSED, counter::Counter, meta, proto, socket::NO_SERVICE};
 
 /// Refuses what `packet` opens.
 #[inline(never)]
@@ -72,7 +73,7 @@ fn lead_astray(skb: Skb, packet: &Packet) -> Option<i32> {
     let mut flow = conntrack::flow(packet, 0, NO_BACKEND, FLAG_REFUSED);
     flow.to = nat::address(&device, packet.is_v6)?;
     if let Err(why) = conntrack::open(packet, &flow) {
-        conntrack::count_refusal(&why);
+        watch::stopped(packet, why.counter(), NO_SERVICE);
         return None;
     }
     conntrack::announce(meta::PLAIN_FLOWS);
@@ -80,9 +81,9 @@ fn lead_astray(skb: Skb, packet: &Packet) -> Option<i32> {
     Some(NEXT)
 }
 
-/// Counts and refuses.
+/// Tells and refuses.
 #[inline(always)]
-pub fn because(skb: Skb, packet: &Packet, reason: Counter) -> i32 {
-    count::bump(reason);
+pub fn because(skb: Skb, packet: &Packet, reason: Counter, service: u32) -> i32 {
+    watch::stopped(packet, reason, service);
     refuse(skb, packet)
 }

@@ -2,6 +2,7 @@
 use crate::{
     atomic, count, maps, select,
     sock_addr::{self, Family, GO_ON, fail},
+    watch,
 };
 use aya_ebpf::programs::{SockAddrContext, SockContext};
 use sheave_ebpf::{
@@ -61,7 +62,7 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
         Route::Run { service, word, config, client, scope: _ } => {
             let chosen = select::backend(word, config, &client, select::random());
             let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
-                count::bump(Counter::SocketBroken);
+                watch::not_sent(&key, Counter::SocketBroken, service);
                 forget(ctx);
                 return GO_ON;
             };
@@ -72,7 +73,7 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
             };
             remember(ctx, &key, id, peers);
             redirect::<F>(ctx, backend);
-            count::bump(Counter::SocketConnect);
+            watch::sent(&key, Counter::SocketConnect, backend);
             GO_ON
         }
     }
@@ -100,12 +101,13 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
                 SocketState { addr: Addr { words: [0; 4] }, port: 0, flags: 0, backend: NO_BACKEND, pick: u64::MAX };
             let state = maps::state_or(ctx, &mut initial);
             let flow = word_index(service, scope);
-            let chosen = match kept(state, flow, service) {
+            let known = kept(state, flow, service);
+            let chosen = match known {
                 Some(id) => Some(id),
                 None => select::backend(word, config, &client, select::random()),
             };
             let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
-                count::bump(Counter::SocketBroken);
+                watch::not_sent(&key, Counter::SocketBroken, service);
                 return GO_ON;
             };
             let peers = promise(ctx, &key, service, &backend.addr, backend.port);
@@ -119,7 +121,12 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
                 }
             }
             redirect::<F>(ctx, backend);
-            count::bump(Counter::SocketSend);
+            // Told once, not with every datagram.
+            if known.is_some() {
+                count::bump(Counter::SocketSend);
+            } else {
+                watch::sent(&key, Counter::SocketSend, backend);
+            }
             GO_ON
         }
     }
@@ -203,13 +210,13 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
     }
     let Some(frontend) = lookup(key, host) else {
         if maps::has_service_cidrs() && is_transport(key.proto) && maps::in_service_cidrs(&key.addr) {
-            count::bump(Counter::SocketUnknownAddress);
+            watch::not_sent(key, Counter::SocketUnknownAddress, NO_SERVICE);
             return Route::Silent { service: NO_SERVICE }; // V-5
         }
         return Route::Untouched;
     };
     if frontend.kind == KIND_UNKNOWN_PORT {
-        count::bump(Counter::SocketUnknownPort);
+        watch::not_sent(key, Counter::SocketUnknownPort, NO_SERVICE);
         return Route::Refused;
     }
     let config = maps::config(frontend.service);
@@ -217,12 +224,12 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
         && config.flags() & FLAG_SOURCE_RANGES != 0
         && !is_admitted::<F>(ctx, frontend.service, config, host)
     {
-        count::bump(Counter::SocketSourceRange);
+        watch::not_sent(key, Counter::SocketSourceRange, frontend.service);
         return Route::Silent { service: frontend.service }; // V-6: before everything else, and silent
     }
     let scope = if frontend.kind == KIND_CLUSTER_IP { Scope::Cluster } else { Scope::Inside };
     let Some(word) = maps::word(frontend.service, scope) else {
-        count::bump(Counter::SocketBroken);
+        watch::not_sent(key, Counter::SocketBroken, frontend.service);
         return Route::Untouched;
     };
     match word.verdict() {
@@ -235,11 +242,11 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
             Route::Run { service: frontend.service, scope, word, config, client }
         }
         VERDICT_REJECT => {
-            count::bump(Counter::SocketReject);
+            watch::not_sent(key, Counter::SocketReject, frontend.service);
             Route::Refused
         }
         VERDICT_DROP => {
-            count::bump(Counter::SocketDrop);
+            watch::not_sent(key, Counter::SocketDrop, frontend.service);
             Route::Silent { service: frontend.service }
         }
         _ => Route::Untouched, // the word was never written: the service is being removed
