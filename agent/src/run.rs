@@ -20,7 +20,7 @@ use crate::{
         flows::{self, Collected, Flows},
         kernel::Kernel,
         load::{self, Features, Loaded, Switches},
-        packets::{self, Packets, PodRanges},
+        packets::{self, Control, Orders, Packets},
         pins::Pins,
         sockets::Closer,
     },
@@ -81,11 +81,11 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
     metrics.set_flow_capacity(reconciler.datapath().limits().conntrack);
     attach::attach(&mut loaded.ebpf, &host.cgroup_root, &pins, options.bind_protection)?;
     let mut warnings = mem::take(&mut loaded.warnings);
-    let pod_ranges = match start_packets(loaded, &pins, &options.packets, metrics.clone()).await {
+    let packets = match start_packets(loaded, &pins, &options.packets, metrics.clone()).await {
         Ok(tell) => tell,
         Err(error) => {
             warnings.push(format!("no packet path, clients outside this node are not served: {error:#}"));
-            watch::channel(PodRanges::new()).0
+            None
         }
     };
     for warning in host.warnings.iter().chain(&warnings) {
@@ -120,7 +120,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         source: SourceState::default(),
         problems: BTreeMap::new(),
         warnings,
-        pod_ranges,
+        packets,
         detection: options.packets.detection.clone(),
         closer: start_closer(Closer::open(&pins, &host.cgroup_root, options.close_tcp)?, metrics.clone())?,
         features: feature_views(features),
@@ -174,19 +174,18 @@ async fn start_packets(
     pins: &Pins,
     options: &PacketOptions,
     metrics: Metrics,
-) -> anyhow::Result<watch::Sender<PodRanges>> {
-    let (tell, told) = watch::channel(PodRanges::new());
+) -> anyhow::Result<Option<Control>> {
     if options.enabled {
-        let mut packets = Packets::open(loaded, pins, options.clone())?;
+        let packets = Packets::open(loaded, pins, options.clone())?;
         let devices = devices::follow().await.context("cannot follow this host's network devices")?;
-        packets.set_devices(&devices.borrow());
-        tokio::spawn(packets::follow(packets, devices, told));
+        let control = packets::start(packets, devices);
         let tell_metrics = move |Collected { kept, removed }| metrics.collected_flows(kept, removed);
         flows::start(Flows::open(pins)?, tell_metrics).context("cannot start looking after the flow table")?;
+        Ok(Some(control))
     } else {
         packets::detach(pins)?;
+        Ok(None)
     }
-    Ok(tell)
 }
 
 /// Closing sockets takes a look into every network namespace: not in the engine's thread.
@@ -243,8 +242,8 @@ struct Core<D> {
     warnings: Vec<String>,
     closer: std::sync::mpsc::Sender<Vec<Stale>>,
     features: Vec<FeatureView>,
-    /// The packet path is told whose addresses are pods'.
-    pod_ranges: watch::Sender<PodRanges>,
+    /// Of the packet path, if there is one.
+    packets: Option<Control>,
     detection: PodDetection,
     health: SharedHealth,
     meter: Meter,
@@ -320,12 +319,12 @@ impl<D: Datapath + Counters> Core<D> {
             if !stale.is_empty() {
                 drop(self.closer.send(stale)); // the closer ends only when this loop does
             }
-            let ranges = self.engine.pod_ranges(&self.detection);
-            self.pod_ranges.send_if_modified(|old| {
-                let changed = *old != ranges;
-                *old = ranges;
-                changed
-            });
+            if let Some(packets) = &mut self.packets
+                && self.engine.is_synced()
+            {
+                let pods = self.engine.pod_ranges(&self.detection);
+                packets.order(Orders { pods, serves_outsiders: self.engine.serves_outsiders() }).await;
+            }
             if let Some(checks) = self.engine.take_health_checks() {
                 self.health_checks.send_replace(checks);
             }

@@ -118,6 +118,9 @@ pub mod meta {
     pub const PLAIN_FLOWS: u32 = 3;
     /// Boot-time seconds up to which somebody reads `EVENTS`; 0 = nobody. While 0, nothing is recorded.
     pub const WATCHED_UNTIL: u32 = 4;
+    /// 1 = devices of workloads have their programs; 0 = they have none while there is nothing for them to do, and a
+    /// client cannot be hidden from a workload of this node.
+    pub const WORKLOAD_PROGRAMS: u32 = 5;
     /// Size of the array.
     pub const SIZE: u32 = 8;
 }

@@ -352,7 +352,7 @@ impl Subject {
         for kind in [meta::MASQUERADED_FLOWS, meta::PLAIN_FLOWS] {
             self.set("META", kind, 0_u64)?;
         }
-        Ok(())
+        self.set("META", meta::WORKLOAD_PROGRAMS, 1_u64)
     }
 
     /// Verdict, bytes and mark; `None` when the kernel does not let such a packet be tested.

@@ -1,6 +1,6 @@
 //! The packet path in time: devices come and go, the agent dies and returns, everything is taken away again.
 
-use std::{fs, time::Duration};
+use std::{fs, net::IpAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use aya::{
@@ -28,6 +28,10 @@ fn serve(lab: &Lab, number: u16, pod: &Pod) -> Result<()> {
         service.port("t", 80, "TCP").node_port(30_000 + number).port("u", 80, "UDP").node_port(30_000 + number);
     let slice = Slice::new(&name, &name).port("t", 8080, "TCP").port("u", 8080, "UDP");
     lab.apply(&[&service, &slice.ready(&pod.v4.to_string(), "n1")])
+}
+
+fn slice(pod: &Pod) -> Slice {
+    Slice::new("web", "web").port("t", 8080, "TCP").ready(&pod.v4.to_string(), "n1")
 }
 
 /// Programs on a device of a node by tcx, both directions together.
@@ -70,6 +74,44 @@ fn devices_are_followed_as_they_come_and_go() -> Result<()> {
         ensure!(left.len() == before, "{left:?}");
         Ok(())
     })
+}
+
+/// Every packet of a pod pays for a program on its device: there is none while no client outside can need it.
+#[test]
+fn workload_devices_have_programs_only_while_they_may_hide_a_client() -> Result<()> {
+    let Some((lab, _agent)) = Lab::with_agent()? else { return Ok(()) };
+    let pod = lab.n1().pod(10)?;
+    let _server = pod.place.echo("a", &["8080/TCP", "8080/UDP"])?;
+    let has = |wanted: usize| {
+        eventually(&format!("programs on the pod's device: {wanted}"), SOON, || {
+            let found = by_tcx(lab.n1(), "pod10")?;
+            ensure!(found == wanted, "{found}");
+            Ok(())
+        })
+    };
+    let inside = || lab.apply(&[&Svc::new("web").ip("10.96.0.7").port("t", 80, "TCP"), &slice(&pod)]);
+    inside()?;
+    eventually("the service is there", SOON, || lab.n1().host.client()?.dial(Way::Tcp, "10.96.0.7:80"))?;
+    has(0)?;
+
+    let outside = lab.outside.client()?;
+    let both = || lab.apply(&[&Svc::new("web").ip("10.96.0.7").port("t", 80, "TCP").node_port(30_007), &slice(&pod)]);
+    both()?;
+    has(2)?;
+    inside()?;
+    has(0)?;
+
+    // A ClusterIP is for the cluster, but whoever is routed to it is served (FLOW-3), and hidden as soon as can be.
+    lab.route("10.96.0.0/16", lab.n1())?;
+    assert_eq!(outside.dial(Way::Tcp, "10.96.0.7:80")?.name, "a", "the first connection is served at once");
+    has(2)?;
+    both()?;
+    eventually("the NodePort answers", SOON, || outside.dial(Way::Tcp, "192.0.2.11:30007"))?;
+    for frontend in ["10.96.0.7:80", "192.0.2.11:30007"] {
+        let seen = outside.dial(Way::Tcp, frontend)?.client.ip();
+        assert_eq!(seen, "10.244.1.1".parse::<IpAddr>()?, "{frontend}: the client is hidden");
+    }
+    Ok(())
 }
 
 /// Invariant 2 and 5: killed and started again under load, nothing fails and no second copy runs.

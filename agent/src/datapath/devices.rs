@@ -41,6 +41,8 @@ pub enum Nature {
     Tunnel,
     /// A virtual device such as workloads hang on.
     Workload,
+    /// A virtual device that leads to other nodes' workloads.
+    Overlay,
     /// A network card, or what stands for one.
     Uplink,
 }
@@ -62,7 +64,7 @@ impl Device {
         let by_nature = || self.has_default_route || self.nature == Nature::Uplink;
         match self.nature {
             Nature::None | Nature::Tunnel => None,
-            Nature::Workload | Nature::Uplink => {
+            Nature::Workload | Nature::Overlay | Nature::Uplink => {
                 let clients = if named.is_empty() { by_nature() } else { named.contains(&self.name) };
                 Some(if clients { Role::Clients } else { Role::Workloads })
             }
@@ -215,6 +217,7 @@ fn nature(kind: Option<&InfoKind>, port: Option<&InfoPortKind>, layer: LinkLayer
         None | Some(InfoKind::Vlan | InfoKind::Bond | InfoKind::Team | InfoKind::MacVlan | InfoKind::IpVlan) => {
             Nature::Uplink
         }
+        Some(InfoKind::Vxlan | InfoKind::Geneve | InfoKind::GreTap | InfoKind::GreTap6) => Nature::Overlay,
         Some(_) => Nature::Workload,
     }
 }

@@ -22,6 +22,7 @@ pub mod sockets;
 pub mod tc;
 pub mod watch;
 pub mod words;
+pub mod workload_watch;
 
 use std::{collections::BTreeSet, io};
 

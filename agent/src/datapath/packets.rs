@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    time::Duration,
 };
 
 use aya::{
@@ -21,25 +22,62 @@ use tokio::sync::watch;
 
 use super::{
     Error, Result,
-    devices::{Device, Role},
+    devices::{Device, Nature, Role},
     kernel::{failed, flatten, removed},
     load::Loaded,
     pins::Pins,
     tc::{self, Way},
+    words::Words,
+    workload_watch::WorkloadWatch,
 };
 use crate::options::PacketOptions;
 
 /// Networks whose addresses are pods', and whether they are this node's.
 pub type PodRanges = BTreeMap<IpNet, bool>;
 
+/// How often is looked whether the programs ask for company on workload devices.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What the plan wants of the packet path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// Sources in these networks are pods.
+    pub pods: PodRanges,
+    /// Clients outside the cluster have something to dial.
+    pub serves_outsiders: bool,
+}
+
+/// The other end of [`follow`].
+pub struct Control {
+    orders: watch::Sender<Option<Orders>>,
+    workloads: watch::Receiver<bool>,
+}
+
+impl Control {
+    /// Gives new orders, and waits a little for what has to be in place before somebody outside dials.
+    pub async fn order(&mut self, orders: Orders) {
+        let serves_outsiders = orders.serves_outsiders;
+        let orders = Some(orders);
+        let changed = self.orders.send_if_modified(|old| {
+            let changed = *old != orders;
+            *old = orders;
+            changed
+        });
+        if changed && serves_outsiders && !*self.workloads.borrow() {
+            drop(tokio::time::timeout(LOOK, self.workloads.wait_for(|are_on| *are_on)).await);
+        }
+    }
+}
+
 /// Programs, and the tables that only they read.
 pub struct Packets {
     ebpf: Ebpf,
     pins: Pins,
     options: PacketOptions,
-    /// What each device has, by index.
-    attached: BTreeMap<u32, (Device, Role)>,
-    devices: HashMap<MapData, u32, Lent>,
+    /// What each device has, by index; no role = no programs.
+    devices: BTreeMap<u32, (Device, Option<Role>)>,
+    watch: WorkloadWatch,
+    lent: HashMap<MapData, u32, Lent>,
     addresses: HashMap<MapData, Addr, u32>,
     pods: LpmTrie<MapData, Addr, u32>,
 }
@@ -52,12 +90,15 @@ impl Packets {
     pub fn open(loaded: Loaded, pins: &Pins, options: PacketOptions) -> Result<Self> {
         let Loaded { mut ebpf, warnings: _ } = loaded;
         tc::load(&mut ebpf)?;
+        let meta = Words::new(maps::META, &map(pins, maps::META)?)?;
+        let watch = WorkloadWatch::adopt(meta, options.from_pods);
         let pods = Map::LpmTrie(map(pins, maps::POD_RANGES)?);
         Ok(Self {
             ebpf,
             options,
-            attached: BTreeMap::new(),
-            devices: hash(pins, maps::DEVICES)?,
+            devices: BTreeMap::new(),
+            watch,
+            lent: hash(pins, maps::DEVICES)?,
             addresses: hash(pins, maps::NODE_ADDRESSES)?,
             pods: pods.try_into().map_err(|e| unexpected(maps::POD_RANGES, &e))?,
             pins: pins.clone(),
@@ -70,30 +111,43 @@ impl Packets {
             tracing::warn!(%error, "cannot tell the packet path this node's addresses");
         }
         for device in devices {
-            let Some(role) = self.role(device) else { continue };
-            let has = self.attached.get(&device.index);
-            if has.is_some_and(|(known, had)| known.name == device.name && *had == role) {
+            let role = self.role(device);
+            let known = self.devices.get(&device.index);
+            if known.is_some_and(|(known, had)| known.name == device.name && *had == role) {
                 continue;
             }
-            match tc::attach(&mut self.ebpf, &self.pins, device, role, self.options.attach) {
-                Ok(way) => {
-                    tracing::info!(device = device.name, ?role, by = way_name(way), "the packet path is on a device");
-                    self.attached.insert(device.index, (device.clone(), role));
-                }
+            match self.equip(device, role) {
+                Ok(()) => drop(self.devices.insert(device.index, (device.clone(), role))),
                 // Devices vanish while we look at them: the next list will not have it.
                 Err(error) => tracing::warn!(device = device.name, %error, "the packet path is not on a device"),
             }
         }
-        let wanted: BTreeSet<u32> = devices.iter().filter(|d| self.role(d).is_some()).map(|d| d.index).collect();
-        self.attached.retain(|index, _| wanted.contains(index));
-        if let Err(error) = tc::prune(&self.pins, &|index| self.attached.contains_key(&index)) {
+        let present: BTreeSet<u32> = devices.iter().map(|device| device.index).collect();
+        self.devices.retain(|index, _| present.contains(index));
+        let is_wanted = |index| self.devices.get(&index).is_some_and(|(_, role)| role.is_some());
+        if let Err(error) = tc::prune(&self.pins, &is_wanted) {
             tracing::warn!(%error, "cannot remove the links of devices that are gone");
         }
+        self.watch.tell_programs();
+    }
+
+    fn equip(&mut self, device: &Device, role: Option<Role>) -> Result<()> {
+        let Some(role) = role else {
+            tc::remove_filters_of(&device.name); // links go with their pins
+            return Ok(());
+        };
+        let way = tc::attach(&mut self.ebpf, &self.pins, device, role, self.options.attach)?;
+        tracing::info!(device = device.name, ?role, by = way_name(way), "the packet path is on a device");
+        Ok(())
     }
 
     fn role(&self, device: &Device) -> Option<Role> {
         let role = device.role(&self.options.devices)?;
-        Some(if self.options.from_pods { Role::Clients } else { role })
+        if self.options.from_pods {
+            return Some(Role::Clients);
+        }
+        let is_idle = role == Role::Workloads && device.nature == Nature::Workload && !self.watch.is_on;
+        (!is_idle).then_some(role)
     }
 
     /// Sources in these networks are pods.
@@ -119,7 +173,7 @@ impl Packets {
         let own = devices.iter().flat_map(|device| &device.addresses);
         sync(&mut self.addresses, maps::NODE_ADDRESSES, &own.map(|ip| (Addr::from(*ip), ADDRESS_OWN)).collect())?;
         let lent = devices.iter().map(|device| (device.index, lent(device, devices))).collect();
-        sync(&mut self.devices, maps::DEVICES, &lent)
+        sync(&mut self.lent, maps::DEVICES, &lent)
     }
 }
 
@@ -132,24 +186,48 @@ pub fn detach(pins: &Pins) -> Result<()> {
     tc::prune(pins, &|_| false)
 }
 
-/// Keeps the packet path in step until one of the two is told no more.
-pub async fn follow(
+/// Keeps the packet path in step for as long as its control lives. Before the first orders, what a predecessor left
+/// stays.
+pub fn start(mut packets: Packets, devices: watch::Receiver<Vec<Device>>) -> Control {
+    packets.set_devices(&devices.borrow());
+    let (orders, ordered) = watch::channel(None);
+    let (tell, workloads) = watch::channel(packets.watch.is_on);
+    tokio::spawn(follow(packets, devices, ordered, tell));
+    Control { orders, workloads }
+}
+
+async fn follow(
     mut packets: Packets,
     mut devices: watch::Receiver<Vec<Device>>,
-    mut pods: watch::Receiver<PodRanges>,
+    mut orders: watch::Receiver<Option<Orders>>,
+    tell: watch::Sender<bool>,
 ) {
+    let mut look = tokio::time::interval(LOOK);
     loop {
-        packets.set_devices(&devices.borrow_and_update().clone());
-        if let Err(error) = packets.set_pod_ranges(&pods.borrow_and_update().clone()) {
-            tracing::warn!(%error, "cannot tell the packet path which addresses are pods'");
-        }
         let more = tokio::select! {
             more = devices.changed() => more,
-            more = pods.changed() => more,
+            more = orders.changed() => {
+                if let Some(Orders { pods, serves_outsiders }) = orders.borrow_and_update().clone() {
+                    packets.watch.serves_outsiders = Some(serves_outsiders);
+                    if let Err(error) = packets.set_pod_ranges(&pods) {
+                        tracing::warn!(%error, "cannot tell the packet path which addresses are pods'");
+                    }
+                }
+                packets.watch.look();
+                more
+            }
+            _ = look.tick() => {
+                if !packets.watch.look() {
+                    continue;
+                }
+                Ok(())
+            }
         };
         if more.is_err() {
             return;
         }
+        packets.set_devices(&devices.borrow_and_update().clone());
+        tell.send_replace(packets.watch.is_on);
     }
 }
 

@@ -187,15 +187,17 @@ pub fn prune(pins: &Pins, keep: &dyn Fn(u32) -> bool) -> Result<()> {
 /// Removes our filters from all devices of this network namespace; says from which. Links go with their pins.
 pub fn remove_filters(dry_run: bool) -> Vec<String> {
     let mut removed = Vec::new();
-    for name in interfaces() {
-        for direction in DIRECTIONS {
-            // Whether there is one is known only by removing it.
-            if !dry_run && remove_filter(&name, direction) {
-                removed.push(format!("filter {} of device {name}", suffix(direction)));
-            }
-        }
+    // Whether there is one is known only by removing it.
+    for name in interfaces().iter().filter(|_| !dry_run) {
+        let of_device = remove_filters_of(name);
+        removed.extend(of_device.iter().map(|direction| format!("filter {direction} of device {name}")));
     }
     removed
+}
+
+/// Removes our filters from a device; says which there were.
+pub fn remove_filters_of(device: &str) -> Vec<&'static str> {
+    DIRECTIONS.into_iter().filter(|direction| remove_filter(device, *direction)).map(suffix).collect()
 }
 
 /// Whether there was one.

@@ -218,6 +218,12 @@ impl<D: Datapath> Engine<D> {
         ranges
     }
 
+    /// Clients outside the cluster have something to dial.
+    #[must_use]
+    pub const fn serves_outsiders(&self) -> bool {
+        self.tables.serves_outsiders()
+    }
+
     /// The tables, for tests that stir them.
     pub const fn reconciler_mut(&mut self) -> &mut Reconciler<D> {
         &mut self.reconciler

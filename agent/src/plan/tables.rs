@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use sheave_ebpf::frontend::{FrontendKey, KIND_UNKNOWN_PORT};
+use sheave_ebpf::frontend::{FrontendKey, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT};
 
 use super::group::{GroupKey, GroupPlan};
 use crate::model::ServiceName;
@@ -20,6 +20,8 @@ pub struct Tables {
     losers: HashMap<FrontendKey, BTreeSet<Claim>>,
     /// Entries for unknown ports: how many groups ask for each. Nobody owns them, their value is always the same.
     unknown_ports: HashMap<FrontendKey, u32>,
+    /// How many frontends are asked for that clients outside the cluster dial.
+    for_outsiders: usize,
 }
 
 #[derive(Debug)]
@@ -97,6 +99,12 @@ impl Tables {
         self.losers.len()
     }
 
+    /// Some Service may be dialled from outside the cluster: it has a NodePort, a load balancer's or an external address.
+    #[must_use]
+    pub const fn serves_outsiders(&self) -> bool {
+        self.for_outsiders > 0
+    }
+
     /// Replaces the groups of a Service; no plans = the Service is gone or has no frontend.
     pub fn update(&mut self, service: &ServiceName, plans: Vec<GroupPlan>) -> Touched {
         let before = self.groups.remove(service).unwrap_or_default();
@@ -156,6 +164,7 @@ impl Tables {
             }
             return;
         }
+        self.for_outsiders += usize::from(is_for_outsiders(claim.kind));
         let owner = self.owners.get(&frontend);
         was.entry(frontend).or_insert_with(|| owner.map(|owner| owner.group.clone()));
         let loser = match self.owners.entry(frontend) {
@@ -180,6 +189,7 @@ impl Tables {
             }
             return;
         }
+        self.for_outsiders -= usize::from(is_for_outsiders(claim.kind));
         let owner = self.owners.get(&frontend);
         was.entry(frontend).or_insert_with(|| owner.map(|owner| owner.group.clone()));
         let owns = owner == Some(claim);
@@ -210,6 +220,10 @@ impl Tables {
             owner.is_some_and(|owner| losers.first().is_some_and(|first| owner < first))
         })
     }
+}
+
+const fn is_for_outsiders(kind: u32) -> bool {
+    matches!(kind, KIND_NODE_PORT | KIND_LOAD_BALANCER | KIND_EXTERNAL_IP)
 }
 
 /// Owner of each frontend concerned as it was before the update.

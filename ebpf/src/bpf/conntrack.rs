@@ -183,6 +183,12 @@ pub fn are_there(kind: u32) -> bool {
     maps::meta(kind).is_some_and(|word| unsafe { word.read_volatile() } != 0)
 }
 
+/// Whether devices of workloads have the programs that hide a client and bring its replies back.
+#[inline(always)]
+pub fn can_hide_from_workloads() -> bool {
+    are_there(meta::WORKLOAD_PROGRAMS)
+}
+
 /// Whether there may be flows at all.
 #[inline(always)]
 pub fn any() -> bool {

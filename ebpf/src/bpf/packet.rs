@@ -245,7 +245,11 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
         return DROP;
     }
     let is_own = maps::is_own_address(&backend.addr);
-    let hidden = is_hidden(&tuple.src, frontend.kind, &choice, backend);
+    let mut hidden = is_hidden(&tuple.src, frontend.kind, &choice, backend);
+    if hidden && !is_own && backend.flags & FLAG_LOCAL != 0 && !conntrack::can_hide_from_workloads() {
+        conntrack::announce(meta::MASQUERADED_FLOWS); // the agent attaches them, for the flows after this one
+        hidden = backend.addr.is(&tuple.src);
+    }
     let mut flow = conntrack::flow(packet, frontend.service, id, if hidden { FLAG_MASQUERADE } else { 0 });
     flow.to = backend.addr;
     flow.to_port = backend.port;
