@@ -38,6 +38,23 @@ pub fn process_time(pid: Pid) -> Result<Duration> {
     Ok(time.into())
 }
 
+/// CPU time of a process's threads of that name.
+///
+/// # Errors
+/// When it is gone, or has none.
+pub fn thread_time(pid: Pid, name: &str) -> Result<Duration> {
+    let mut time = None;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let task = task?.path();
+        if fs::read_to_string(task.join("comm"))?.trim_end() == name {
+            let schedstat = fs::read_to_string(task.join("schedstat"))?;
+            let nanos = schedstat.split(' ').next().and_then(|nanos| nanos.parse().ok()).context("no schedstat")?;
+            *time.get_or_insert(Duration::ZERO) += Duration::from_nanos(nanos);
+        }
+    }
+    time.with_context(|| format!("process {pid} has no thread {name}"))
+}
+
 /// Memory of a process in MiB: all that is resident, and of that what only it has.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
