@@ -35,7 +35,9 @@ pub struct Read {
 /// # Errors
 /// What is wrong with the first that is not well-formed.
 pub fn read_all(documents: &[Document<'_>], is_json: bool, options: &ConvertOptions) -> Result<Vec<Read>, String> {
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    // To count the processors takes longer than to read a small file: their number is in the cgroup's.
+    let is_large = documents.len() > WORTH_A_THREAD;
+    let processors = if is_large { thread::available_parallelism().map_or(1, NonZero::get) } else { 1 };
     let share = documents.len().div_ceil(processors).max(WORTH_A_THREAD);
     let read_share = |share: &[Document<'_>]| share.iter().map(|d| read(*d, is_json, options)).collect();
     thread::scope(|scope| {
