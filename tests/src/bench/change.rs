@@ -33,7 +33,7 @@ pub fn measure(lab: &Lab, cpu: usize, effort: &Effort) -> Result<Vec<Row>> {
         stages.push((stage, agent));
     }
     let mut rounds = vec![Vec::new(); stages.len()];
-    for number in 0..effort.rounds {
+    for number in 0..effort.change_rounds {
         for ((stage, agent), rounds) in stages.iter().zip(&mut rounds) {
             let times = || anyhow::Ok([usage::process_time(agent.pid())?, usage::thread_time(agent.pid(), "engine")?]);
             let [agent_before, engine_before] = times()?;

@@ -20,10 +20,12 @@ use report::{Host, Report};
 /// How long it is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// How often every arm is measured.
+    /// Rounds of traffic. Many short ones: what disturbs the machine then meets both sides of a ratio.
     pub rounds: usize,
     /// Operations of one arm in one round.
     pub batch: u32,
+    /// Rounds of changes.
+    pub change_rounds: usize,
     /// Changes of a slice in one round, at each scale.
     pub changes: usize,
     /// How often a cluster is programmed from nothing.
@@ -34,9 +36,9 @@ pub struct Effort {
 
 impl Effort {
     /// For numbers that are told to others: some minutes.
-    pub const FULL: Self = Self { rounds: 25, batch: 2_000, changes: 40, fills: 5, divisor: 1 };
+    pub const FULL: Self = Self { rounds: 60, batch: 1_000, change_rounds: 10, changes: 100, fills: 5, divisor: 1 };
     /// To see that it works: some seconds, and numbers that say nothing.
-    pub const QUICK: Self = Self { rounds: 2, batch: 100, changes: 3, fills: 1, divisor: 100 };
+    pub const QUICK: Self = Self { rounds: 2, batch: 100, change_rounds: 2, changes: 3, fills: 1, divisor: 100 };
 
     fn scaled(&self, services: usize) -> usize {
         (services / self.divisor).max(1)
