@@ -32,7 +32,12 @@ use crate::{
 #[derive(Debug)]
 pub enum Request {
     /// Every Service, as wanted.
-    Services(oneshot::Sender<Items<ServiceView>>),
+    Services {
+        /// No answer before every source has told its first complete lists.
+        complete: bool,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Items<ServiceView>>,
+    },
     /// How the agent is.
     Status(oneshot::Sender<StatusView>),
     /// What metrics are read from.
@@ -127,12 +132,12 @@ enum Question {
 }
 
 impl Question {
-    /// The answer as one line of JSON; `None` when the core loop has ended.
-    async fn ask(&self, handle: &ApiHandle) -> Option<String> {
+    /// The answer as one line of JSON; `None` when the core loop has ended, or cannot give a `complete` one yet.
+    async fn ask(&self, handle: &ApiHandle, complete: bool) -> Option<String> {
         match self {
             Self::Services(filter) => {
-                let (sender, answer) = oneshot::channel();
-                handle.requests.send(Request::Services(sender)).await.ok()?;
+                let (reply, answer) = oneshot::channel();
+                handle.requests.send(Request::Services { complete, reply }).await.ok()?;
                 let mut services = answer.await.ok()?;
                 services.items.retain(|s| filter.admits(s));
                 line(&services)
@@ -155,7 +160,7 @@ fn line(answer: &impl Serialize) -> Option<String> {
 async fn respond(handle: ApiHandle, question: Question, watch: bool) -> Response {
     let json = [(CONTENT_TYPE, "application/json")];
     if !watch {
-        return match question.ask(&handle).await {
+        return match question.ask(&handle, false).await {
             Some(answer) => (json, answer).into_response(),
             None => (StatusCode::SERVICE_UNAVAILABLE, "the agent is shutting down\n").into_response(),
         };
@@ -163,10 +168,14 @@ async fn respond(handle: ApiHandle, question: Question, watch: bool) -> Response
     let mut version = handle.version.clone();
     version.mark_changed(); // the first answer comes at once
     let lines = stream::unfold((handle, version, question), |(handle, mut version, question)| async move {
-        version.changed().await.ok()?;
-        let answer = question.ask(&handle).await?;
-        sleep(PACE).await;
-        Some((Ok::<_, Infallible>(answer), (handle, version, question)))
+        loop {
+            version.changed().await.ok()?;
+            // To whoever watched the agent before, a list that is not complete would say that Services are gone.
+            if let Some(answer) = question.ask(&handle, true).await {
+                sleep(PACE).await;
+                return Some((Ok::<_, Infallible>(answer), (handle, version, question)));
+            }
+        }
     });
     (json, Body::from_stream(lines)).into_response()
 }

@@ -81,25 +81,36 @@ fn kernel(facts: &Facts, version: Option<KernelVersion>) -> Finding {
     }
 }
 
+/// Maps and links need CAP_BPF; programs that compare pointers, as ours do, CAP_PERFMON. CAP_SYS_ADMIN stands for both.
 fn privileges(facts: &Facts) -> Finding {
     const NAME: &str = "privileges";
-    const ADVICE: &str = "run as root, or in a pod with privileged: true";
     let Some(capabilities) = facts.capabilities else {
-        return Finding::warn(NAME, "cannot read /proc/self/status", ADVICE);
+        return Finding::warn(NAME, "cannot read /proc/self/status", "run as root, or in a pod with privileged: true");
     };
     let has = |bit| capabilities.has(bit);
-    let may_load = has(Capabilities::BPF) || has(Capabilities::SYS_ADMIN);
-    match (may_load, has(Capabilities::NET_ADMIN), has(Capabilities::SYS_ADMIN)) {
-        (true, true, true) => Finding::ok(NAME, "CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN"),
-        (true, true, false) => Finding::warn(
+    let rules_all = has(Capabilities::SYS_ADMIN);
+    let needed = [
+        ("CAP_BPF", rules_all || has(Capabilities::BPF)),
+        ("CAP_PERFMON", rules_all || has(Capabilities::PERFMON)),
+        ("CAP_NET_ADMIN", has(Capabilities::NET_ADMIN)),
+    ];
+    let missing: Vec<&str> = needed.iter().filter(|(_, there)| !there).map(|(name, _)| *name).collect();
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        return Finding::fail(
             NAME,
-            "CAP_BPF and CAP_NET_ADMIN, but not CAP_SYS_ADMIN",
-            "sockets in pods that talk to a removed backend cannot be closed: grant CAP_SYS_ADMIN",
-        ),
-        (false, true, _) => Finding::fail(NAME, "neither CAP_BPF nor CAP_SYS_ADMIN", ADVICE),
-        (true, false, _) => Finding::fail(NAME, "no CAP_NET_ADMIN", ADVICE),
-        (false, false, _) => Finding::fail(NAME, "neither CAP_BPF nor CAP_NET_ADMIN", ADVICE),
+            format!("{missing} missing"),
+            format!("grant {missing} to this process, run it as root, or in a pod with privileged: true"),
+        );
     }
+    if !rules_all {
+        return Finding::warn(
+            NAME,
+            "CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, but not CAP_SYS_ADMIN",
+            "sockets in pods that talk to a removed backend cannot be closed: grant CAP_SYS_ADMIN",
+        );
+    }
+    Finding::ok(NAME, "CAP_SYS_ADMIN and CAP_NET_ADMIN")
 }
 
 fn programs(facts: &Facts) -> Finding {

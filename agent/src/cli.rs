@@ -12,14 +12,13 @@ mod selector;
 mod status;
 mod svc;
 
-use std::{
-    env,
-    io::{self, Write as _},
-};
+use std::env;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 use sheave_ebpf::ABI_VERSION;
+
+use crate::exit;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -87,7 +86,7 @@ impl Cli {
     ///
     /// # Errors
     ///
-    /// What [`exit::report`](crate::exit::report) turns into a message and an exit code.
+    /// What [`exit::report`] turns into a message and an exit code.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Agent(_) => agent::AgentArgs::run(&env::args_os().collect::<Vec<_>>()),
@@ -97,9 +96,9 @@ impl Cli {
             Command::Status(args) => args.run(),
             Command::Check(args) => args.run(),
             Command::Cleanup(args) => args.run(),
-            Command::Completion { shell } => Ok(io::stdout().write_all(&completion(shell))?),
+            Command::Completion { shell } => exit::print(completion(shell)),
             Command::Version => {
-                Ok(writeln!(io::stdout(), "sheave {} (map layout v{ABI_VERSION})", env!("CARGO_PKG_VERSION"))?)
+                exit::print(format!("sheave {} (map layout v{ABI_VERSION})\n", env!("CARGO_PKG_VERSION")))
             }
         }
     }

@@ -1,6 +1,13 @@
 //! Exit codes, all of them.
 
-use std::{error::Error, fmt, io, process::ExitCode};
+use std::{
+    error::Error,
+    fmt,
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
 
 /// A command could not do what it should, or `check` found something missing.
 pub const FAILED: u8 = 1;
@@ -26,6 +33,14 @@ impl fmt::Display for Refused {
 
 impl Error for Refused {}
 
+impl Refused {
+    /// An error that came before anything was changed.
+    #[must_use]
+    pub fn because(error: &anyhow::Error) -> Self {
+        Self(format!("{error:#}"))
+    }
+}
+
 /// The answer was printed and is bad news: no message is needed, only the code [`FAILED`].
 #[derive(Debug)]
 pub struct Unwell;
@@ -38,16 +53,55 @@ impl fmt::Display for Unwell {
 
 impl Error for Unwell {}
 
+/// Whoever read what we print has left: `sheave svc list | head` is no failure.
+#[derive(Debug)]
+struct Unread;
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nobody reads the output any more")
+    }
+}
+
+impl Error for Unread {}
+
+/// Prints an answer.
+///
+/// # Errors
+/// When it cannot be written, to a full disk say.
+pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    written(out.write_all(text.as_ref()).and_then(|()| out.flush()))
+}
+
+fn written(result: io::Result<()>) -> anyhow::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Unread.into()),
+        result => result.context("cannot write to stdout"),
+    }
+}
+
+/// Prints a remark beside the answer, which goes on without it.
+pub fn note(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 /// Says on stderr why a command ended, and with which code.
 #[must_use]
 pub fn report(outcome: anyhow::Result<()>) -> ExitCode {
     let Err(error) = outcome else { return ExitCode::SUCCESS };
-    // `sheave svc list | head` is no failure.
-    if error.chain().filter_map(|e| e.downcast_ref::<io::Error>()).any(|e| e.kind() == io::ErrorKind::BrokenPipe) {
+    if error.is::<Unread>() {
         return ExitCode::SUCCESS;
     }
     if !error.is::<Unwell>() {
-        eprintln!("error: {error:#}");
+        note(format_args!("error: {error:#}"));
     }
     ExitCode::from(if error.is::<Refused>() { REFUSED } else { FAILED })
+}
+
+/// Prints what clap has to say in place of a command: help that was asked for, or what is wrong with the line.
+#[must_use]
+pub fn answer(said: &clap::Error) -> ExitCode {
+    let printed = said.print().and_then(|()| io::stdout().flush());
+    if said.use_stderr() { ExitCode::from(REFUSED) } else { report(written(printed)) }
 }

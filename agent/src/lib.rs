@@ -29,6 +29,7 @@ pub mod render;
 pub mod run;
 pub mod server;
 pub mod source;
+pub mod traces;
 pub mod view;
 
 /// The kernel side, as built by build.rs.

@@ -6,6 +6,7 @@
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{Read as _, Write as _},
+    os::unix::fs::MetadataExt as _,
     path::Path,
     process,
     thread::sleep,
@@ -24,7 +25,7 @@ pub struct Locks {
 const TRIES: u32 = 10;
 
 impl Locks {
-    /// Takes all of them, making directories that are missing.
+    /// Takes all of them, making directories that are missing; whoever is refused may have made some.
     ///
     /// # Errors
     ///
@@ -36,8 +37,14 @@ impl Locks {
         let pins = lock(open_directory(&paths.bpffs)?, &paths.bpffs)?;
         fs::create_dir_all(&paths.run_dir).map_err(|e| refused(&paths.run_dir, &e))?;
         let path = paths.lock();
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut run_dir = lock(file.map_err(|e| refused(&path, &e))?, &path)?;
+        let mut run_dir = loop {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+            let file = lock(file.map_err(|e| refused(&path, &e))?, &path)?;
+            if is_at(&file, &path) {
+                break file;
+            }
+            // Whoever held it removed it: `sheave cleanup`, or an agent that was refused.
+        };
         // For people and for messages; the lock itself is what counts.
         let write_pid = |file: &mut File| file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
         write_pid(&mut run_dir).map_err(|e| refused(&path, &e))?;
@@ -64,6 +71,12 @@ fn of_run_dir(paths: &HostPaths) -> Option<u32> {
         }
         Ok(()) | Err(TryLockError::Error(_)) => None,
     }
+}
+
+/// Whether the file still bears that name.
+fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(named)) = (file.metadata(), fs::metadata(path)) else { return false };
+    (open.dev(), open.ino()) == (named.dev(), named.ino())
 }
 
 fn open_directory(path: &Path) -> Result<File, Refused> {

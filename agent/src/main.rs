@@ -6,5 +6,8 @@ use clap::Parser as _;
 use sheave_agent::{cli::Cli, exit};
 
 fn main() -> ExitCode {
-    exit::report(Cli::parse().run())
+    match Cli::try_parse() {
+        Ok(cli) => exit::report(cli.run()),
+        Err(answer) => exit::answer(&answer),
+    }
 }

@@ -8,6 +8,7 @@ use crate::{
     exit::Refused,
     lock::Locks,
     options::{AgentOptions, SourceOptions},
+    traces::Traces,
 };
 
 /// A host that is fit, and is now ours.
@@ -17,6 +18,8 @@ pub struct Ready {
     pub cgroup_root: PathBuf,
     /// What is worse than it could be, one sentence each, for the log.
     pub warnings: Vec<String>,
+    /// To be kept once the agent runs.
+    pub traces: Traces,
     /// Keep them for as long as the agent runs.
     pub locks: Locks,
 }
@@ -46,6 +49,7 @@ pub fn preflight(options: &AgentOptions) -> Result<Ready, Refused> {
     let found = options.cgroup_root.clone().or_else(|| find_cgroup_root(&facts.mounts));
     let cgroup_root =
         found.ok_or_else(|| Refused("no cgroup v2 root was found; name it with --cgroup-root".to_owned()))?;
+    let traces = Traces::before(&options.paths);
     let locks = Locks::take(&options.paths, &cgroup_root)?;
-    Ok(Ready { cgroup_root, warnings, locks })
+    Ok(Ready { cgroup_root, warnings, traces, locks })
 }

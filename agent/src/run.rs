@@ -3,12 +3,13 @@
 //! The engine lives in a thread of its own and is the only writer; sources, the API socket and netlink run on the
 //! main thread and reach it through channels. Every wake-up is one arm of one `select!`.
 
-use std::{collections::BTreeMap, mem, net::IpAddr, thread, time::Duration};
+use std::{collections::BTreeMap, io, mem, net::IpAddr, path::Path, thread, time::Duration};
 
 use anyhow::Context as _;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
     time::{Instant, sleep_until},
 };
 
@@ -26,6 +27,7 @@ use crate::{
     },
     engine::{Engine, EngineOptions, StatusInput},
     events::{self, Event},
+    exit::Refused,
     health::{Moment, SharedHealth},
     health_check::{self, HealthChecks, Http},
     metrics::{Meter, Metrics},
@@ -49,21 +51,60 @@ const RESYNC: Duration = Duration::from_secs(3600);
 /// Runs the agent until it is told to stop. What is attached stays.
 ///
 /// # Errors
-/// [`Refused`](crate::exit::Refused) when this host is not fit; else what broke.
+/// [`Refused`] when this host is not fit; else what broke.
 pub fn run(options: AgentOptions) -> anyhow::Result<()> {
     let host = preflight(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    runtime.block_on(serve(options, &host))
+    runtime.block_on(serve(options, host))
 }
 
-async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
-    let has_discard = match discard::ensure().await {
-        Ok(()) => true,
+async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
+    let Ready { locks: _locks, traces, cgroup_root, mut warnings } = host;
+    let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let silence = discard::ensure().await;
+    if let Err(error) = &silence {
+        let meaning = "connections that should meet silence fail with ETIMEDOUT";
+        warnings.push(format!("cannot make the discard device, so {meaning}: {error:#}"));
+    }
+    let running = match start(&options, &cgroup_root, silence.is_ok()).await {
+        Ok(running) => running,
         Err(error) => {
-            tracing::warn!(%error, "cannot make the discard device; connections that should meet silence fail with ETIMEDOUT");
-            false
+            drop(traces);
+            if silence.is_ok_and(|made| made) {
+                let _ = discard::remove(false).await; // the refusal is what matters
+            }
+            return Err(Refused::because(&error).into());
         }
     };
+    traces.keep();
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    let bpffs = options.paths.bpffs.display();
+    tracing::info!(node = options.node_name, cgroup = %cgroup_root.display(), %bpffs, "sheave is running");
+
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = interrupt.recv() => {}
+        ended = running.api => tracing::error!(?ended, "the agent's socket failed"),
+    }
+    drop(running.stop);
+    if running.engine.join().is_err() {
+        anyhow::bail!("the engine ended with a defect; the kernel keeps what it has");
+    }
+    tracing::info!("sheave ends; the kernel goes on forwarding");
+    Ok(())
+}
+
+/// What [`serve`] waits for and ends.
+struct Running {
+    api: JoinHandle<io::Result<()>>,
+    engine: thread::JoinHandle<()>,
+    stop: oneshot::Sender<()>,
+}
+
+/// Everything that may be refused comes first: up to the attaching, all that is made can be taken back.
+async fn start(options: &AgentOptions, cgroup_root: &Path, has_discard: bool) -> anyhow::Result<Running> {
     let features = Features::probe(has_discard);
     let pins = Pins::below(&options.paths.bpffs);
     let switches = Switches {
@@ -75,12 +116,22 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         packets: options.packets.switches,
     };
     let mut loaded = load::load(&pins, &options.limits, switches, features)?;
-    Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
+    let mut warnings = mem::take(&mut loaded.warnings);
+    attach::load(&mut loaded.ebpf, options.bind_protection)?;
     let reconciler = Reconciler::adopt(Kernel::open(&pins)?)?;
     let metrics = Metrics::default();
     metrics.set_flow_capacity(reconciler.datapath().limits().conntrack);
-    attach::attach(&mut loaded.ebpf, &host.cgroup_root, &pins, options.bind_protection)?;
-    let mut warnings = mem::take(&mut loaded.warnings);
+    let closer = start_closer(Closer::open(&pins, cgroup_root, options.close_tcp)?, metrics.clone())?;
+    let interfaces = addresses::follow().await.context("cannot follow this host's addresses")?;
+    let socket = options.paths.socket();
+    let listener = api::bind(&socket)
+        .with_context(|| format!("cannot open the agent's socket {}; see --run-dir", socket.display()))?;
+    let (source_events, told) = mpsc::unbounded_channel();
+    let (warn, warned) = events::channel();
+    start_source(options, source_events, warned).await?;
+
+    Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
+    attach::attach(&mut loaded.ebpf, cgroup_root, &pins, options.bind_protection)?;
     let packets = match start_packets(loaded, &pins, &options.packets, metrics.clone()).await {
         Ok(tell) => tell,
         Err(error) => {
@@ -88,7 +139,7 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
             None
         }
     };
-    for warning in host.warnings.iter().chain(&warnings) {
+    for warning in &warnings {
         tracing::warn!("{warning}");
     }
 
@@ -103,11 +154,9 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         },
         reconciler,
     );
-    let (source_events, told) = mpsc::unbounded_channel();
     let (health_checks, checks_told) = watch::channel(HealthChecks::default());
     let (requests, asked) = mpsc::channel(16);
     let (bump, version) = watch::channel(0);
-    let interfaces = addresses::follow().await.context("cannot follow this host's addresses")?;
     let (stop, stopped) = oneshot::channel();
     let health = SharedHealth::default();
     let core = Core {
@@ -122,19 +171,18 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         warnings,
         packets,
         detection: options.packets.detection.clone(),
-        closer: start_closer(Closer::open(&pins, &host.cgroup_root, options.close_tcp)?, metrics.clone())?,
+        closer,
         features: feature_views(features),
         health: health.clone(),
         meter: Meter::new(metrics.clone()),
         health_checks,
         needs_node: matches!(options.source, SourceOptions::Kubernetes { .. }),
     };
-    let core = thread::Builder::new()
+    let engine = thread::Builder::new()
         .name("engine".to_owned())
         .spawn(move || core.run())
         .context("cannot start the engine")?;
 
-    let listener = api::bind(&options.paths.socket()).context("cannot open the agent's socket")?;
     let api = tokio::spawn(api::serve(listener, ApiHandle { requests: requests.clone(), version }));
     if let Some(address) = options.healthz_bind_address {
         tokio::spawn(server::serve("/healthz", address, server::health::router(&health, &metrics)));
@@ -148,24 +196,8 @@ async fn serve(options: AgentOptions, host: &Ready) -> anyhow::Result<()> {
         };
         tokio::spawn(server::serve("/metrics", address, server::metrics::router(exporter)));
     }
-    let (warn, warned) = events::channel();
-    let http = Http { health: health.clone() };
-    tokio::spawn(health_check::follow(http, checks_told, warn));
-    start_source(&options, source_events, warned).await?;
-    tracing::info!(node = options.node_name, cgroup = %host.cgroup_root.display(), pins = %pins.root.display(), "sheave is running");
-
-    let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = interrupt.recv() => {}
-        ended = api => tracing::error!(?ended, "the agent's socket failed"),
-    }
-    drop(stop);
-    if core.join().is_err() {
-        anyhow::bail!("the engine ended with a defect; the kernel keeps what it has");
-    }
-    tracing::info!("sheave ends; the kernel goes on forwarding");
-    Ok(())
+    tokio::spawn(health_check::follow(Http { health }, checks_told, warn));
+    Ok(Running { api, engine, stop })
 }
 
 /// Starts what keeps the packet programs on every device.
@@ -373,7 +405,8 @@ impl<D: Datapath + Counters> Core<D> {
     /// Whoever asked may have gone; that is no concern of ours.
     fn answer(&self, request: Request) {
         match request {
-            Request::Services(reply) => drop(reply.send(self.engine.services())),
+            Request::Services { complete: true, .. } if !self.engine.is_synced() => {}
+            Request::Services { complete: _, reply } => drop(reply.send(self.engine.services())),
             Request::Status(reply) => drop(reply.send(self.engine.status(self.status()))),
             Request::Metrics { series, reply } => drop(reply.send(self.engine.snapshot(self.status(), series))),
         }

@@ -51,6 +51,18 @@ struct AttachAttr {
 /// # Errors
 /// When the kernel refuses.
 pub fn attach(cgroup: &Path) -> Result<()> {
+    attach_with(cgroup, ALLOW_MULTI)
+}
+
+/// The same, but nobody else may attach to the hook.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn attach_alone(cgroup: &Path) -> Result<()> {
+    attach_with(cgroup, 0)
+}
+
+fn attach_with(cgroup: &Path, attach_flags: u32) -> Result<()> {
     let pass: [u64; 2] = [1 << 32 | 0xb7, 0x95]; // r0 = 1; exit
     let mut name = [0; 16];
     name[..7].copy_from_slice(b"foreign");
@@ -71,7 +83,7 @@ pub fn attach(cgroup: &Path) -> Result<()> {
         target_fd: cgroup.as_raw_fd().try_into()?,
         attach_bpf_fd: program.as_raw_fd().try_into()?,
         attach_type: CONNECT4,
-        attach_flags: ALLOW_MULTI,
+        attach_flags,
     };
     bpf(ATTACH, &attach).context("cannot attach the foreign program")?;
     Ok(())

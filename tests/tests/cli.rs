@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    fs::File,
     io::{BufRead as _, BufReader, Write as _},
     process::{Child, Command, Output, Stdio},
 };
@@ -106,7 +107,7 @@ struct Watch(Child, BufReader<std::process::ChildStdout>);
 
 impl Watch {
     fn start(mut command: Command) -> Result<Self> {
-        let mut child = command.stdout(Stdio::piped()).spawn()?;
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let out = child.stdout.take().context("no pipe")?;
         Ok(Self(child, BufReader::new(out)))
     }
@@ -128,8 +129,8 @@ impl Drop for Watch {
 }
 
 #[test]
-fn a_watch_prints_what_changes() -> Result<()> {
-    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+fn a_watch_prints_what_changes_and_outlives_the_agent() -> Result<()> {
+    let Some((lab, mut agent)) = Lab::with_agent()? else { return Ok(()) };
     let web = Svc::new("web").ip("10.96.0.20").port("http", 80, "TCP");
     let slice = |pods: &[&str]| {
         pods.iter().fold(Slice::new("web-1", "web").port("http", 8080, "TCP"), |slice, pod| slice.ready(pod, "n1"))
@@ -151,8 +152,77 @@ fn a_watch_prints_what_changes() -> Result<()> {
     // Whether a snapshot falls between wanting and having is a matter of luck.
     while !columns(&table.line()?).ends_with(&["2/2".to_owned(), "yes".to_owned()]) {}
     while ready(&json.line()?)? != 2 {}
+
+    agent.kill()?;
+    lab.apply(&[&slice(&["10.244.1.10", "10.244.1.11", "10.244.1.12"])])?;
+    let mut said = BufReader::new(table.0.stderr.take().context("no pipe")?).lines();
+    let away = said.next().context("nothing said")??;
+    ensure!(away.starts_with("note: ") && away.ends_with("waiting for the agent to come back"), "{away}");
+    agent.restart()?;
+    ensure!(said.next().context("nothing said")?? == "note: the agent is back");
+    loop {
+        let line = columns(&table.line()?);
+        ensure!(!line.contains(&"deleted".to_owned()), "the next agent did not know it at first: {line:?}");
+        if line.ends_with(&["3/3".to_owned(), "yes".to_owned()]) {
+            break;
+        }
+    }
+    while ready(&json.line()?)? != 3 {}
     lab.delete(&[&web])?;
     while !table.line()?.ends_with("deleted") {}
+    Ok(())
+}
+
+/// A command, where its output goes, and how it ends.
+type End = (&'static str, fn() -> Result<Stdio>, i32);
+
+#[test]
+fn every_command_ends_as_the_manual_says() -> Result<()> {
+    let full = || Ok(Stdio::from(File::options().write(true).open("/dev/full")?));
+    let unread = || Ok(Stdio::from(std::io::pipe()?.1));
+    let fine = || Ok(Stdio::null());
+    let nowhere = " --run-dir /nonexistent/run --bpffs /nonexistent/bpf";
+    let printing = [
+        "--help",
+        "--version",
+        "version",
+        "completion bash",
+        "completion zsh",
+        "completion fish",
+        "agent --help",
+        "agent --print-config",
+        "svc list --help",
+        "check",
+        "check -o json",
+        "cleanup --dry-run",
+    ];
+    let ends = printing.iter().flat_map(|line| [(*line, full as fn() -> _, 1), (*line, unread, 0)]);
+    let others: [End; 13] = [
+        ("version", fine, 0),
+        ("svc list", fine, 1),
+        ("svc list --watch", fine, 1),
+        ("svc get web", fine, 1),
+        ("status", fine, 1),
+        ("lb list", fine, 1),
+        ("lb list --watch", fine, 1),
+        ("monitor", fine, 2),
+        ("nonsense", fine, 2),
+        ("agent --log-level x=y=z", fine, 2),
+        ("agent --healthz-bind-address x", fine, 2),
+        ("agent --config /nonexistent", fine, 2),
+        ("agent --manifests /nonexistent", fine, 2),
+    ];
+    for (line, stdout, code) in ends.chain(others) {
+        let is_about_a_host = ["cleanup", "svc ", "status", "lb ", "monitor"].iter().any(|c| line.starts_with(c))
+            && !line.ends_with("help");
+        let whole = format!("{line}{}", if is_about_a_host { nowhere } else { "" });
+        let mut command = Command::new(program("sheave")?);
+        command.args(whole.split(' ')).stdin(Stdio::null()).stdout(stdout()?).stderr(Stdio::piped());
+        let output = command.spawn()?.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(code), "{line} ended with {}, not {code}: {said}", output.status);
+        ensure!(said.contains("error: ") == (code != 0) && !said.contains("panicked"), "{line} said {said:?}");
+    }
     Ok(())
 }
 

@@ -1,7 +1,9 @@
 //! Starting where it cannot work: a sentence that says what is wrong and what to do, and nothing changed.
 
 use std::{
+    collections::BTreeMap,
     fs,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     thread,
     time::Duration,
@@ -10,7 +12,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use sheave_tests::{
     agent::Paths,
+    foreign,
     lab::Lab,
+    node::Node,
     place::program,
     wait::{SOON, eventually},
 };
@@ -27,12 +31,13 @@ fn output(mut command: Command) -> Result<Output> {
     Ok(output)
 }
 
-/// What is wrong with the way it ended: it has to fail, without a panic, and to say all of that.
+/// What is wrong with the way it ended: it has to refuse in one sentence that has all of these words.
 fn complaint(name: &str, output: &Output, words: &[&str]) -> Option<String> {
     let said = String::from_utf8_lossy(&output.stderr);
     let wrong = match words.iter().find(|word| !said.contains(**word)) {
-        _ if output.status.success() => "it succeeded".to_owned(),
+        _ if output.status.code() != Some(2) => format!("it ended with {}", output.status),
         _ if said.contains("panicked") => "it panicked".to_owned(),
+        _ if said.lines().filter(|line| line.starts_with("error: ")).count() != 1 => "it is not one error".to_owned(),
         Some(word) => format!("it did not say {word:?}"),
         None => return None,
     };
@@ -50,24 +55,37 @@ fn a_second_agent_of_one_node_is_refused_and_the_first_goes_on() -> Result<()> {
     Ok(())
 }
 
+/// Runs an agent with other paths than the node's.
+fn refused(node: &Node, change: &dyn Fn(&mut Paths)) -> Result<Output> {
+    let mut paths = node.paths().clone();
+    change(&mut paths);
+    output(paths.agent(&node.name, &node.host)?)
+}
+
+/// A directory on no special filesystem, removed with the lab.
+fn plain_directory(lab: &Lab) -> Result<PathBuf> {
+    let plain = std::env::temp_dir().join(&lab.name).join("plain");
+    fs::create_dir_all(&plain)?;
+    Ok(plain)
+}
+
 #[test]
 fn what_is_missing_is_said_in_a_sentence() -> Result<()> {
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
     let node = lab.n1();
-    let plain = std::env::temp_dir().join(&lab.name).join("plain");
-    fs::create_dir_all(&plain)?;
+    let plain = plain_directory(&lab)?;
     let missing = plain.join("missing");
-    let with = |change: &dyn Fn(&mut Paths)| -> Result<Output> {
-        let mut paths = node.paths().clone();
-        change(&mut paths);
-        output(paths.agent(&node.name, &node.host)?)
-    };
+    let file = plain.join("file");
+    fs::write(&file, "no kubeconfig")?;
+    let with = |change: &dyn Fn(&mut Paths)| refused(node, change);
     // A copy, since a user called nobody may not see where this one was built.
     let copy = plain.join("sheave");
     fs::copy(program("sheave")?, &copy)?;
     let agent = node.paths().agent(&node.name, &node.host)?;
     let mut unprivileged = node.host.command("setpriv")?;
     unprivileged.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args(agent.get_args());
+    let new = node.paths().bpffs.join("new");
+    let before = Host::now(node)?;
 
     let complaints: Vec<_> = [
         complaint("no privileges", &output(unprivileged)?, &["root"]),
@@ -75,12 +93,93 @@ fn what_is_missing_is_said_in_a_sentence() -> Result<()> {
         complaint("no such cgroup", &with(&|p| p.cgroup = missing.clone())?, &["missing", "--cgroup-root"]),
         complaint("no bpffs", &with(&|p| p.bpffs = plain.clone())?, &["plain", "mount -t bpf"]),
         complaint("no manifests", &with(&|p| p.manifests = missing.clone())?, &["missing"]),
+        complaint("no kubeconfig", &with(&|p| p.kubeconfig = Some(missing.clone()))?, &["kubeconfig", "missing"]),
+        complaint("odd kubeconfig", &with(&|p| p.kubeconfig = Some(file.clone()))?, &["kubeconfig", "file"]),
+        complaint("a run directory in a file", &with(&|p| p.run = file.join("run"))?, &["file/run", "Not a directory"]),
+        complaint("and new pins", &with(&|p| (p.run, p.bpffs) = (file.join("run"), new.clone()))?, &["file/run"]),
+        complaint(
+            "no room for a socket",
+            &with(&|p| p.run = plain.join("x".repeat(100)))?,
+            &["xx/agent.sock", "--run-dir"],
+        ),
     ]
     .into_iter()
     .flatten()
     .collect();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+    assert_eq!(Host::now(node)?, before, "whoever is refused changes nothing");
     Ok(())
+}
+
+/// What a start may change on a node.
+#[derive(Debug, PartialEq)]
+struct Host {
+    directories: Vec<Vec<String>>,
+    devices: String,
+    programs: BTreeMap<String, Vec<u64>>,
+}
+
+impl Host {
+    fn now(node: &Node) -> Result<Self> {
+        let entries = |path: &Path| -> Vec<String> {
+            let names =
+                fs::read_dir(path).into_iter().flatten().flatten().map(|e| e.file_name().to_string_lossy().into());
+            let mut names: Vec<String> = names.collect();
+            names.sort();
+            names
+        };
+        let plain = node.paths().run.parent().context("the run directory is in none")?.to_owned();
+        let lab = plain.parent().context("the node's directory is in none")?.join("plain");
+        Ok(Self {
+            directories: [&node.paths().bpffs, &node.paths().run, &plain, &lab].map(|path| entries(path)).into(),
+            devices: node.host.run("ip", &["-o", "link"])?,
+            programs: foreign::attached(&node.paths().cgroup)?.unwrap_or_default(),
+        })
+    }
+}
+
+#[test]
+fn a_missing_capability_is_named_before_anything_is_changed() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    let before = Host::now(node)?;
+    let limited = |capabilities: &str, command: Command| -> Result<Command> {
+        let mut limited = node.host.command("setpriv")?;
+        limited.args([format!("--bounding-set={capabilities}"), format!("--inh-caps={capabilities}")]);
+        limited.arg(command.get_program()).args(command.get_args());
+        Ok(limited)
+    };
+    for (without, word) in
+        [("-sys_admin,-perfmon", "CAP_PERFMON"), ("-sys_admin,-bpf", "CAP_BPF"), ("-net_admin", "CAP_NET_ADMIN")]
+    {
+        let agent = output(limited(without, node.paths().agent(&node.name, &node.host)?)?)?;
+        assert_eq!(complaint(without, &agent, &["privileges", word, "privileged: true"]), None);
+        let mut check = node.host.command(program("sheave")?)?;
+        check.args(["check", "--cgroup-root"]).arg(&node.paths().cgroup).arg("--bpffs").arg(&node.paths().bpffs);
+        let check = output(limited(without, check)?)?;
+        let page = String::from_utf8_lossy(&check.stdout).into_owned();
+        assert_eq!(check.status.code(), Some(1), "{page}");
+        assert!(page.lines().any(|line| line.starts_with("fail   privileges") && line.contains(word)), "{page}");
+    }
+    assert_eq!(Host::now(node)?, before);
+    Ok(())
+}
+
+/// Somebody holds the hook alone that is attached last but one: by then maps, devices and seven links were made.
+#[test]
+fn a_late_refusal_takes_back_what_was_made() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    foreign::attach_alone(&node.paths().cgroup)?;
+    let before = Host::now(node)?;
+    let agent = refused(node, &|_| {})?;
+    assert_eq!(complaint("late", &agent, &["connect4", "bpftool cgroup tree"]), None);
+    // Links without a pin go with their last reference, which the kernel drops in its own time.
+    eventually("all of it is gone", SOON, || {
+        let now = Host::now(node)?;
+        ensure!(now == before, "{now:?} is not {before:?}");
+        Ok(())
+    })
 }
 
 #[test]

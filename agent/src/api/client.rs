@@ -7,13 +7,27 @@ use http_body_util::{BodyExt as _, Collected, Empty};
 use hyper::{Request, Response, StatusCode, body::Bytes, body::Incoming, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use tokio::{net::UnixStream, time::timeout};
+use tokio::{
+    net::UnixStream,
+    time::{sleep, timeout},
+};
 
 use super::Filter;
 use crate::view::{Items, ServiceView, StatusView};
 
 /// The answer of a busy agent with 50,000 Services takes a fraction of this.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// While the agent is away, it is called again so often.
+const CALL_AGAIN: Duration = Duration::from_millis(500);
+
+/// Whoever is told that what is watched went and came back.
+pub trait Watched {
+    /// It is not there, or no more; may be called again and again.
+    fn away(&mut self, why: &anyhow::Error);
+    /// It is there.
+    fn here(&mut self);
+}
 
 /// Asks the agent of this node.
 #[derive(Clone, Debug)]
@@ -32,17 +46,37 @@ impl Client {
         self.get(&services_path(filter, false)).await
     }
 
-    /// The same again and again, whenever it may have changed.
+    /// The same again and again, whenever it may have changed; never before the agent knows all of them. An agent that
+    /// ends is waited for.
     ///
     /// # Errors
     ///
-    /// When no agent answers, it ends, or `each` fails.
+    /// When no agent answers at first, or `each` fails.
     pub async fn watch_services(
         &self,
         filter: &Filter,
-        each: impl FnMut(Items<ServiceView>) -> anyhow::Result<()>,
+        mut each: impl FnMut(Items<ServiceView>) -> anyhow::Result<()>,
+        agent: &mut impl Watched,
     ) -> anyhow::Result<()> {
-        self.follow(&services_path(filter, true), each).await
+        let path = services_path(filter, true);
+        let mut answer = self.open(&path).await?;
+        loop {
+            agent.here();
+            let mut lines = Lines::of(answer);
+            let ended = loop {
+                match lines.next().await.and_then(|line| parse(&line)) {
+                    Ok(list) => each(list)?,
+                    Err(ended) => break ended,
+                }
+            };
+            agent.away(&ended);
+            answer = loop {
+                sleep(CALL_AGAIN).await;
+                if let Ok(answer) = self.open(&path).await {
+                    break answer;
+                }
+            };
+        }
     }
 
     /// How the agent is.
@@ -52,15 +86,6 @@ impl Client {
     /// When no agent answers, or not in the way of this version.
     pub async fn status(&self) -> anyhow::Result<StatusView> {
         self.get("/v1/status").await
-    }
-
-    /// The same again and again, whenever it may have changed.
-    ///
-    /// # Errors
-    ///
-    /// When no agent answers, it ends, or `each` fails.
-    pub async fn watch_status(&self, each: impl FnMut(StatusView) -> anyhow::Result<()>) -> anyhow::Result<()> {
-        self.follow("/v1/status?watch", each).await
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
@@ -73,24 +98,6 @@ impl Client {
             anyhow!("the agent at {socket} does not answer within {PATIENCE:?}; is it stopped, or stuck?")
         })??;
         parse(&body.to_bytes())
-    }
-
-    async fn follow<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        mut each: impl FnMut(T) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
-        let mut body = self.open(path).await?.into_body();
-        let mut pending = Vec::new();
-        while let Some(frame) = body.frame().await {
-            let Ok(data) = frame.context("the connection to the agent broke")?.into_data() else { continue };
-            pending.extend_from_slice(&data);
-            while let Some(end) = pending.iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = pending.drain(..=end).collect();
-                each(parse(&line)?)?;
-            }
-        }
-        bail!("the agent ended")
     }
 
     async fn open(&self, path: &str) -> anyhow::Result<Response<Incoming>> {
@@ -113,6 +120,32 @@ impl Client {
             bail!("the agent answered {status}: {}", String::from_utf8_lossy(&body).trim_end());
         }
         Ok(response)
+    }
+}
+
+/// The lines of an answer that goes on.
+struct Lines {
+    body: Incoming,
+    pending: Vec<u8>,
+}
+
+impl Lines {
+    fn of(answer: Response<Incoming>) -> Self {
+        Self { body: answer.into_body(), pending: Vec::new() }
+    }
+
+    async fn next(&mut self) -> anyhow::Result<Vec<u8>> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.pending[searched..].iter().position(|byte| *byte == b'\n') {
+                return Ok(self.pending.drain(..=searched + end).collect());
+            }
+            searched = self.pending.len();
+            let frame = self.body.frame().await.context("the agent ended")?;
+            if let Ok(data) = frame.context("the agent ended in the middle of an answer")?.into_data() {
+                self.pending.extend_from_slice(&data);
+            }
+        }
     }
 }
 

@@ -12,9 +12,16 @@ use std::{
 };
 
 use anyhow::bail;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    io::Interest,
+    sync::{mpsc, watch},
+};
 
-use super::{ApiHandle, Filter, Request, bind, client::Client, serve};
+use super::{
+    ApiHandle, Filter, Request, bind,
+    client::{Client, Watched},
+    serve,
+};
 use crate::view::{Items, ServiceView, StatusView};
 
 fn service(namespace: &str, name: &str) -> ServiceView {
@@ -69,7 +76,9 @@ impl Agent {
         tokio::spawn(async move {
             while let Some(question) = questions.recv().await {
                 match question {
-                    Request::Services(answer) => drop(answer.send(Items { items: known.lock().unwrap().clone() })),
+                    Request::Services { complete: _, reply } => {
+                        drop(reply.send(Items { items: known.lock().unwrap().clone() }));
+                    }
                     Request::Status(answer) => {
                         drop(answer.send(StatusView { health: "ok".to_owned(), ..StatusView::default() }));
                     }
@@ -79,6 +88,27 @@ impl Agent {
         });
         tokio::spawn(serve(listener, ApiHandle { requests, version: changes }));
         Self { services, version, client: Client { socket }, _directory: directory }
+    }
+
+    /// It lives until the end of the test; the path of its socket.
+    fn leak(self) -> PathBuf {
+        let socket = self.client.socket.clone();
+        std::mem::forget(self);
+        socket
+    }
+}
+
+/// What whoever watches was told.
+#[derive(Default)]
+struct Log(Vec<String>);
+
+impl Watched for Log {
+    fn away(&mut self, why: &anyhow::Error) {
+        self.0.push(format!("{why:#}"));
+    }
+
+    fn here(&mut self) {
+        self.0.push("here".to_owned());
     }
 }
 
@@ -111,7 +141,7 @@ async fn a_watch_tells_the_state_at_once_and_then_every_change() {
     let agent = Agent::start(vec![service("a", "x")]);
     let mut seen = Vec::new();
     let all = Filter::default();
-    let outcome = agent.client.watch_services(&all, |list| {
+    let each = |list: Items<ServiceView>| {
         seen.push(list.items.len());
         if seen.len() == 3 {
             bail!("enough");
@@ -119,9 +149,37 @@ async fn a_watch_tells_the_state_at_once_and_then_every_change() {
         agent.services.lock().unwrap().push(service("a", "z"));
         agent.version.send_modify(|v| *v += 1);
         Ok(())
-    });
-    assert_eq!(outcome.await.unwrap_err().to_string(), "enough");
+    };
+    let outcome = agent.client.watch_services(&all, each, &mut Log::default()).await;
+    assert_eq!(outcome.unwrap_err().to_string(), "enough");
     assert_eq!(seen, [1, 2, 3]);
+}
+
+/// A predecessor that breaks off in its second answer, and the next agent in its place.
+#[tokio::test]
+async fn a_watch_outlives_the_agent() {
+    let directory = Directory::new();
+    let socket = directory.0.join("agent.sock");
+    let dying = bind(&socket).unwrap();
+    let next = async {
+        let (stream, _) = dying.accept().await.unwrap();
+        stream.async_io(Interest::READABLE, || stream.try_read(&mut [0; 1024])).await.unwrap();
+        stream.try_write(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{\"items\":[]}\n{\"ite").unwrap();
+        drop(stream);
+        fs::rename(Agent::start(vec![service("a", "x")]).leak(), &socket).unwrap();
+    };
+    let (client, all) = (Client { socket: socket.clone() }, Filter::default());
+    let (mut seen, mut log) = (Vec::new(), Log::default());
+    let each = |list: Items<ServiceView>| {
+        seen.push(list.items.len());
+        if seen.len() == 2 { bail!("enough") } else { Ok(()) }
+    };
+    let (outcome, ()) = tokio::join!(client.watch_services(&all, each, &mut log), next);
+    assert_eq!(outcome.unwrap_err().to_string(), "enough");
+    assert_eq!(seen, [0, 1]);
+    let [first, away, back] = &log.0[..] else { panic!("{:?}", log.0) };
+    assert_eq!([first.as_str(), back], ["here", "here"]);
+    assert!(away.starts_with("the agent ended in the middle of an answer"), "{away}");
 }
 
 #[tokio::test]

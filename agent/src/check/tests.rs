@@ -55,17 +55,28 @@ type Fault = (&'static str, Grade, &'static str, &'static str, Change);
 
 #[test]
 fn each_fault_is_found_once_graded_and_answered_with_advice() {
+    fn all_but(missing: &[u32]) -> Option<Capabilities> {
+        Some(Capabilities(missing.iter().fold(u64::MAX, |all, bit| all & !(1 << bit))))
+    }
     fn without(facts: &mut Facts, kind: &str) {
         facts.mounts.retain(|m| m.kind != kind);
     }
     let cases: &[Fault] = &[
         ("old kernel", Grade::Fail, "kernel", "5.10 or newer", |f| f.release = "4.19.0".to_owned()),
-        ("no privileges", Grade::Fail, "privileges", "run as root", |f| f.capabilities = Some(Capabilities(0))),
-        ("CAP_BPF and CAP_NET_ADMIN only", Grade::Warn, "privileges", "CAP_SYS_ADMIN", |f| {
-            f.capabilities = Some(Capabilities(1 << Capabilities::BPF | 1 << Capabilities::NET_ADMIN));
+        ("no CAP_SYS_ADMIN", Grade::Warn, "privileges", "grant CAP_SYS_ADMIN", |f| {
+            f.capabilities = all_but(&[Capabilities::SYS_ADMIN]);
         }),
-        ("no CAP_NET_ADMIN", Grade::Fail, "privileges", "run as root", |f| {
-            f.capabilities = Some(Capabilities(1 << Capabilities::SYS_ADMIN));
+        ("no CAP_PERFMON", Grade::Fail, "privileges", "grant CAP_PERFMON to", |f| {
+            f.capabilities = all_but(&[Capabilities::SYS_ADMIN, Capabilities::PERFMON]);
+        }),
+        ("no CAP_BPF", Grade::Fail, "privileges", "grant CAP_BPF to", |f| {
+            f.capabilities = all_but(&[Capabilities::SYS_ADMIN, Capabilities::BPF]);
+        }),
+        ("no CAP_NET_ADMIN", Grade::Fail, "privileges", "grant CAP_NET_ADMIN to", |f| {
+            f.capabilities = all_but(&[Capabilities::NET_ADMIN]);
+        }),
+        ("none of them", Grade::Fail, "privileges", "grant CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN to", |f| {
+            f.capabilities = Some(Capabilities(0));
         }),
         ("bpf(2) forbidden", Grade::Fail, "eBPF", "seccomp", |f| f.bpf.sock_addr = Err("EPERM".to_owned())),
         ("no cgroup programs", Grade::Fail, "eBPF", "CONFIG_CGROUP_BPF", |f| f.bpf.cgroup_sock = Ok(false)),
@@ -105,6 +116,9 @@ fn each_fault_is_found_once_graded_and_answered_with_advice() {
 #[test]
 fn what_is_no_fault_passes() {
     let cases: &[(&str, Change)] = &[
+        ("CAP_SYS_ADMIN in place of CAP_BPF and CAP_PERFMON", |f| {
+            f.capabilities = Some(Capabilities(1 << Capabilities::SYS_ADMIN | 1 << Capabilities::NET_ADMIN));
+        }),
         ("5.10 with CAP_SYS_RESOURCE", |f| f.release = "5.10.0".to_owned()),
         ("case 43: net_cls since 5.15", |f| {
             f.mounts.extend(parse_mounts(NET_CLS));

@@ -5,25 +5,20 @@ pub mod layers;
 use std::{
     ffi::OsString,
     fs,
-    io::{self, Write as _},
     net::{AddrParseError, IpAddr, SocketAddr},
     path::PathBuf,
 };
 
 use anyhow::{Context as _, ensure};
-use clap::{
-    ArgAction::Set,
-    Args, ValueEnum,
-    builder::{NonEmptyStringValueParser, RangedU64ValueParser},
-};
+use clap::{ArgAction::Set, Args, ValueEnum, builder::RangedU64ValueParser};
 use ipnet::IpNet;
 
 use layers::{KubeProxyFlags, Resolved};
 
 use super::{host::HostArgs, packets::PacketArgs};
 use crate::{
-    config::Effective,
     datapath::Limits,
+    exit::{self, Refused},
     logging::{self, LogFormat},
     model::{Algorithm, ServiceName},
     options::{AgentOptions, SourceOptions},
@@ -145,9 +140,8 @@ pub struct AgentArgs {
           help_heading = "Logging")]
     log_format: LogFormatArg,
     /// trace, debug, info, warn, error, or directives such as info,sheave_agent::source=debug
-    #[arg(long, value_name = "LEVEL", default_value = "info", env = "SHEAVE_LOG_LEVEL", help_heading = "Logging",
-          value_parser = NonEmptyStringValueParser::new())]
-    log_level: String,
+    #[arg(long, value_name = "LEVEL", default_value = "info", env = "SHEAVE_LOG_LEVEL", help_heading = "Logging")]
+    log_level: logging::Level,
 }
 
 /// Sizes of maps; each is named by the error and the metric of a full map.
@@ -194,24 +188,21 @@ enum LogFormatArg {
 impl AgentArgs {
     /// Starts logging and runs the agent until it is told to stop. `line` is the whole command line.
     pub fn run(line: &[OsString]) -> anyhow::Result<()> {
-        let Resolved { args, values, remarks } = layers::resolve(line)?;
+        let Resolved { args, values, remarks } = layers::resolve(line).map_err(|e| Refused::because(&e))?;
         if args.print_config {
-            remarks.iter().for_each(|remark| eprintln!("note: {remark}"));
-            return Ok(io::stdout().write_all(layers::print(&values).as_bytes())?);
+            remarks.iter().for_each(|remark| exit::note(format_args!("note: {remark}")));
+            return exit::print(layers::print(&values));
         }
-        args.start(values, &remarks)
-    }
-
-    fn start(self, effective: Vec<Effective>, remarks: &[String]) -> anyhow::Result<()> {
-        let format = match self.log_format {
+        let format = match args.log_format {
             LogFormatArg::Text => LogFormat::Text,
             LogFormatArg::Json => LogFormat::Json,
         };
-        logging::start(format, &self.log_level)?;
+        logging::start(format, &args.log_level);
         for remark in remarks {
             tracing::warn!("{remark}");
         }
-        run::run(AgentOptions { effective, ..self.into_options()? })
+        let options = args.into_options().map_err(|e| Refused::because(&e))?;
+        run::run(AgentOptions { effective: values, ..options })
     }
 
     /// The options, checked as far as that needs more than one flag or the host's name.

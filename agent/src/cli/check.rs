@@ -1,7 +1,7 @@
 //! `sheave check`.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _},
     path::PathBuf,
 };
 
@@ -12,7 +12,7 @@ use super::{host::HostArgs, list::Output};
 use crate::{
     check::{self, Finding, Grade},
     datapath::probe::Facts,
-    exit::Unwell,
+    exit::{self, Unwell},
     lock, render,
     view::Items,
 };
@@ -55,7 +55,7 @@ impl CheckArgs {
             Output::Yaml => render::yaml(&list)?,
             Output::Name => list.items.iter().map(|f| format!("{}\n", f.name)).collect(),
         };
-        io::stdout().write_all(text.as_bytes())?;
+        exit::print(text)?;
         if missing {
             bail!(Unwell);
         }

@@ -1,17 +1,18 @@
 //! `sheave cleanup`.
 
-use std::{
-    fs,
-    io::{self, Write as _},
-    path::Path,
-};
+use std::{fs, path::Path};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{block_on, host::HostArgs};
-use crate::{datapath, exit::Refused, lock, options::HostPaths};
+use crate::{
+    datapath,
+    exit::{self, Refused},
+    lock,
+    options::HostPaths,
+};
 
 const EXAMPLES: &str = "\
 Services stop working on this node until another proxy serves them; open connections go on. It may be run again at any
@@ -56,15 +57,12 @@ impl CleanupArgs {
             removed.extend(remove_traces(&paths, self.dry_run)?);
         }
 
-        let mut out = io::stdout().lock();
         let verb = if self.dry_run { "would remove" } else { "removed" };
-        for thing in &removed {
-            writeln!(out, "{verb} {thing}")?;
-        }
         if removed.is_empty() {
-            writeln!(out, "nothing to clean up")?;
+            exit::print("nothing to clean up\n")?;
+        } else {
+            exit::print(removed.iter().map(|thing| format!("{verb} {thing}\n")).collect::<String>())?;
         }
-        drop(out);
         if self.stay { block_on(told_to_stop()) } else { Ok(()) }
     }
 }
@@ -72,7 +70,7 @@ impl CleanupArgs {
 /// The first process of a container hears no signal that it does not wait for.
 async fn told_to_stop() -> anyhow::Result<()> {
     let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    writeln!(io::stdout(), "staying until told to stop")?;
+    exit::print("staying until told to stop\n")?;
     tokio::select! {
         _ = term.recv() => {}
         _ = interrupt.recv() => {}

@@ -9,11 +9,14 @@ use serde::Serialize;
 use super::{
     block_on,
     host::HostArgs,
-    list::{FormatArgs, Listing, NamespaceArgs, Printer},
+    list::{FormatArgs, Listing, NamespaceArgs, Presence, Printer},
     selector::Selector,
 };
 use crate::{
-    api::{Filter, client::Client},
+    api::{
+        Filter,
+        client::{Client, Watched as _},
+    },
     conntrack::FlowView,
     datapath, lb,
     render::{
@@ -90,10 +93,11 @@ impl ListArgs {
             namespace.as_ref().is_none_or(|ns| in_namespace(service, ns))
                 && only.as_ref().is_none_or(|names| names.contains(service))
         };
+        let paths = self.host.paths();
         if self.conntrack {
-            let (flows, client) = (datapath::open_flows(&self.host.paths())?, self.client);
+            let client = self.client;
             return print(self.format, || {
-                let mut items = flows.list()?;
+                let mut items = datapath::open_flows(&paths)?.list()?;
                 items.retain(|flow| {
                     is_meant(flow.service.as_deref()) && client.is_none_or(|net| net.contains(&flow.client.ip()))
                 });
@@ -105,9 +109,8 @@ impl ListArgs {
             (false, true) => Lines::Backends,
             (false, false) | (true, true) => Lines::Pairs,
         };
-        let tables = datapath::open_tables(&self.host.paths())?;
         print(self.format, || {
-            let mut items = lb::views(&*tables);
+            let mut items = lb::views(&*datapath::open_tables(&paths)?);
             items.items.retain(|view| is_meant(view.service.as_deref()));
             Ok(LbList { items, lines })
         })
@@ -123,16 +126,25 @@ impl ListArgs {
     }
 }
 
-/// Prints a list once, or again and again.
+/// Prints a list once, or again and again. The maps are opened for every look, since `sheave cleanup` and the next agent
+/// may have put others in their place.
 fn print<L: Listing>(format: FormatArgs, list: impl Fn() -> anyhow::Result<L>) -> anyhow::Result<()> {
     let watch = format.watch;
     let mut printer = Printer::new(format);
+    let mut presence = Presence::of("the load balancer");
+    printer.print(&list()?)?;
+    if !watch {
+        return Ok(());
+    }
     loop {
-        printer.print(&list()?)?;
-        if !watch {
-            return Ok(());
-        }
         sleep(LOOK_AGAIN);
+        match list() {
+            Ok(list) => {
+                presence.here();
+                printer.print(&list)?;
+            }
+            Err(why) => presence.away(&why),
+        }
     }
 }
 

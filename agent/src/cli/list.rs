@@ -1,14 +1,18 @@
 //! What all listing commands have in common: formats, filters, and following changes.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _},
     mem,
 };
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::render::{self, Table, Widths};
+use crate::{
+    api::client::Watched,
+    exit,
+    render::{self, Table, Widths},
+};
 
 /// Format of the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -59,6 +63,34 @@ impl NamespaceArgs {
     }
 }
 
+/// Tells whoever watches once that what is watched went, and once that it is back. What was printed stays; on stdout
+/// goes on what changes.
+pub struct Presence {
+    what: &'static str,
+    is_away: bool,
+}
+
+impl Presence {
+    /// It is there.
+    pub const fn of(what: &'static str) -> Self {
+        Self { what, is_away: false }
+    }
+}
+
+impl Watched for Presence {
+    fn away(&mut self, why: &anyhow::Error) {
+        if !mem::replace(&mut self.is_away, true) {
+            exit::note(format_args!("note: {why:#}; waiting for {} to come back", self.what));
+        }
+    }
+
+    fn here(&mut self) {
+        if mem::take(&mut self.is_away) {
+            exit::note(format_args!("note: {} is back", self.what));
+        }
+    }
+}
+
 /// What can be listed.
 pub trait Listing: Serialize {
     /// As a table.
@@ -92,9 +124,7 @@ impl Printer {
     /// Prints the list; from the second time on, only what is new.
     pub fn print(&mut self, list: &impl Listing) -> anyhow::Result<()> {
         let text = self.next(list)?;
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        Ok(out.flush()?)
+        exit::print(text)
     }
 
     fn next(&mut self, list: &impl Listing) -> anyhow::Result<String> {
@@ -115,7 +145,7 @@ impl Printer {
 
     fn next_lines(&mut self, table: Table) -> String {
         if table.rows.is_empty() && !self.format.watch {
-            eprintln!("Nothing to show.");
+            exit::note("Nothing to show.");
             return String::new();
         }
         let (heading, shown, mut widths) = match mem::take(&mut self.last) {

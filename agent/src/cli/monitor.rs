@@ -1,7 +1,7 @@
 //! `sheave monitor`: what the programs do, as it happens. Reads the kernel's buffer; works while the agent is down.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _},
     time::{Duration, SystemTime},
 };
 
@@ -19,7 +19,7 @@ use crate::{
         self, clock,
         watch::{RENEW, Watch},
     },
-    exit::Refused,
+    exit::{self, Refused},
     monitor::{EventView, Wanted},
     render::{self, Widths, events},
 };
@@ -73,7 +73,7 @@ enum Format {
 impl MonitorArgs {
     /// Follows until it is told to stop.
     pub fn run(self) -> anyhow::Result<()> {
-        let watch = datapath::open_watch(&self.host.paths()).map_err(|e| Refused(format!("{e:#}")))?;
+        let watch = datapath::open_watch(&self.host.paths()).map_err(|e| Refused::because(&e))?;
         block_on(self.follow(watch))
     }
 
@@ -141,7 +141,7 @@ impl Stream {
     /// Headings. Whoever sees them knows that records are taken from now on.
     fn begin(&self) -> anyhow::Result<()> {
         if self.headers && self.format != Format::Json {
-            write(&events::table(&[], self.format == Format::Wide).heading_line(&self.widths))?;
+            exit::print(events::table(&[], self.format == Format::Wide).heading_line(&self.widths))?;
         }
         Ok(())
     }
@@ -167,7 +167,7 @@ impl Stream {
         }
         let lost = watch.take_lost();
         if lost > 0 {
-            eprintln!("{lost} records were lost: more came than could be printed");
+            exit::note(format_args!("{lost} records were lost: more came than could be printed"));
         }
         Ok(())
     }
@@ -175,11 +175,11 @@ impl Stream {
     fn print(&mut self, events: &[EventView]) -> anyhow::Result<()> {
         if self.format == Format::Json {
             let lines: Vec<String> = events.iter().map(render::json_line).collect::<anyhow::Result<_>>()?;
-            return write(&lines.concat());
+            return exit::print(lines.concat());
         }
         let table = events::table(events, self.format == Format::Wide);
         table.grow(&mut self.widths);
-        write(&table.lines(&self.widths, self.colours))
+        exit::print(table.lines(&self.widths, self.colours))
     }
 }
 
@@ -199,10 +199,4 @@ fn sample() -> EventView {
         backend: address,
         service: Some("some-namespace/some-name".to_owned()),
     }
-}
-
-fn write(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
 }

@@ -1,12 +1,13 @@
 //! `sheave status`.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 
 use clap::Args;
 
 use super::{block_on, host::HostArgs, list::Output};
 use crate::{
     api::client::Client,
+    exit,
     render::{self, status},
 };
 
@@ -40,6 +41,6 @@ impl StatusArgs {
             Output::Yaml => render::yaml(&status)?,
             Output::Name => format!("{}\n", status.node),
         };
-        Ok(io::stdout().write_all(text.as_bytes())?)
+        exit::print(text)
     }
 }

@@ -1,18 +1,17 @@
 //! `sheave svc`: what the agent wants, asked of the agent.
 
-use std::io::{self, Write as _};
-
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 
 use super::{
     block_on,
     host::HostArgs,
-    list::{FormatArgs, Listing, NamespaceArgs, Output, Printer},
+    list::{FormatArgs, Listing, NamespaceArgs, Output, Presence, Printer},
     selector::Selector,
 };
 use crate::{
     api::{Filter, client::Client},
+    exit,
     render::{self, Table, services},
     view::{Items, ServiceView},
 };
@@ -93,7 +92,11 @@ impl ListArgs {
             printer.print(&services)
         };
         block_on(async {
-            if watch { client.watch_services(&filter, print).await } else { print(client.services(&filter).await?) }
+            if watch {
+                client.watch_services(&filter, print, &mut Presence::of("the agent")).await
+            } else {
+                print(client.services(&filter).await?)
+            }
         })
     }
 }
@@ -121,7 +124,7 @@ impl GetArgs {
             Output::Yaml => render::yaml(&service)?,
             Output::Name => services::names(&Items { items: vec![service] }),
         };
-        Ok(io::stdout().write_all(text.as_bytes())?)
+        exit::print(text)
     }
 }
 

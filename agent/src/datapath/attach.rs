@@ -7,7 +7,7 @@ use aya::{
     programs::{CgroupAttachMode, Program, links::FdLink},
 };
 
-use super::{Error, Result, kernel::flatten, link, pins::Pins};
+use super::{Error, Result, kernel::flatten, link, pins::Pins, verifier};
 
 /// In the order of attaching: first what restores, then what redirects, so that nothing is shown a backend's address
 /// that could not be turned back.
@@ -26,15 +26,35 @@ const PROGRAMS: [&str; 9] = [
 /// Attached with bind protection only.
 const BIND_PROGRAMS: [&str; 2] = ["post_bind4", "post_bind6"];
 
-/// Attaches all programs to `cgroup`, the root of the cgroup v2 tree of this node's processes.
+fn programs(bind_protection: bool) -> impl Iterator<Item = &'static str> {
+    let bind: &[&str] = if bind_protection { &BIND_PROGRAMS } else { &[] };
+    PROGRAMS.iter().chain(bind).copied()
+}
+
+/// Takes all programs through the verifier; none is attached yet.
 ///
 /// # Errors
-/// When the verifier refuses a program, or the cgroup a link. Programs attached before stay.
+/// When it refuses one.
+pub fn load(ebpf: &mut Ebpf, bind_protection: bool) -> Result<()> {
+    for name in programs(bind_protection) {
+        let loaded = match ebpf.program_mut(name) {
+            Some(Program::CgroupSockAddr(p)) => p.load(),
+            Some(Program::CgroupSock(p)) => p.load(),
+            Some(_) | None => return Err(missing(name)),
+        };
+        loaded.map_err(|e| verifier::refused(name, &e))?;
+    }
+    Ok(())
+}
+
+/// Attaches all programs, loaded before, to `cgroup`, the root of the cgroup v2 tree of this node's processes.
+///
+/// # Errors
+/// When the cgroup refuses a link. Programs attached before stay.
 pub fn attach(ebpf: &mut Ebpf, cgroup: &Path, pins: &Pins, bind_protection: bool) -> Result<()> {
     let directory =
         fs::File::open(cgroup).map_err(|e| Error::kernel(format!("opening the cgroup {}", cgroup.display()), e))?;
-    let bind: &[&str] = if bind_protection { &BIND_PROGRAMS } else { &[] };
-    for name in PROGRAMS.iter().chain(bind) {
+    for name in programs(bind_protection) {
         attach_one(ebpf, name, &directory, &pins.link(name))?;
     }
     if !bind_protection {
@@ -47,15 +67,13 @@ pub fn attach(ebpf: &mut Ebpf, cgroup: &Path, pins: &Pins, bind_protection: bool
 
 fn attach_one(ebpf: &mut Ebpf, name: &str, cgroup: &fs::File, pin: &Path) -> Result<()> {
     let refused = |e: &dyn std::error::Error| {
-        Error::Incompatible(format!("the kernel refused the program {name}: {}", flatten(e)))
+        Error::Incompatible(format!(
+            "the kernel does not attach the program {name} to the cgroup: {}; does another program hold it alone? \
+             `bpftool cgroup tree` shows",
+            flatten(e)
+        ))
     };
-    let missing = || Error::Incompatible(format!("the object holds no cgroup program {name}"));
-    let program = ebpf.program_mut(name).ok_or_else(missing)?;
-    match program {
-        Program::CgroupSockAddr(p) => p.load().map_err(|e| refused(&e))?,
-        Program::CgroupSock(p) => p.load().map_err(|e| refused(&e))?,
-        _ => return Err(missing()),
-    }
+    let program = ebpf.program_mut(name).ok_or_else(|| missing(name))?;
     match link::replace(pin, program.fd().map_err(|e| refused(&e))?.as_fd()) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Ok(()) => return Ok(()),
@@ -72,10 +90,14 @@ fn attach_one(ebpf: &mut Ebpf, name: &str, cgroup: &fs::File, pin: &Path) -> Res
             let id = p.attach(cgroup, CgroupAttachMode::Single).map_err(|e| refused(&e))?;
             p.take_link(id).map_err(|e| refused(&e))?.try_into()
         }
-        _ => return Err(missing()),
+        _ => return Err(missing(name)),
     };
     let link: FdLink = link.map_err(|e| refused(&e))?;
     link.pin(pin).map(drop).map_err(|e| Error::Incompatible(format!("cannot pin the link of {name}: {}", flatten(&e))))
+}
+
+fn missing(name: &str) -> Error {
+    Error::Incompatible(format!("the object holds no cgroup program {name}"))
 }
 
 /// A missing pin is already removed.

@@ -19,11 +19,12 @@ pub const DEVICE: &str = "sheave-drop";
 /// Nobody's link-layer address (locally administered).
 const NOBODY: [u8; 6] = [0x02, 0x53, 0x48, 0x45, 0x41, 0x56];
 
-/// Makes the device and both routes where they are missing, in the calling thread's network namespace.
+/// Makes the device and both routes where they are missing, in the calling thread's network namespace. Says whether the
+/// device was missing.
 ///
 /// # Errors
 /// What the kernel said to the first step that failed; connections that should meet silence then fail with ETIMEDOUT.
-pub async fn ensure() -> anyhow::Result<()> {
+pub async fn ensure() -> anyhow::Result<bool> {
     let (connection, handle, _) = new_connection()?;
     let task = tokio::spawn(connection);
     let result = make(&handle).await;
@@ -31,8 +32,9 @@ pub async fn ensure() -> anyhow::Result<()> {
     Ok(result?)
 }
 
-async fn make(handle: &Handle) -> Result<(), rtnetlink::Error> {
-    let index = match index(handle).await {
+async fn make(handle: &Handle) -> Result<bool, rtnetlink::Error> {
+    let present = index(handle).await;
+    let index = match present {
         Some(index) => index,
         None => {
             let dummy = handle.link().add(LinkDummy::new(DEVICE).build()).execute().await;
@@ -51,7 +53,7 @@ async fn make(handle: &Handle) -> Result<(), rtnetlink::Error> {
     if handle.route().add(v6.build()).replace().execute().await.is_ok() {
         neighbour(handle, index, V6.into()).await?;
     }
-    Ok(())
+    Ok(present.is_none())
 }
 
 async fn neighbour(handle: &Handle, index: u32, ip: IpAddr) -> Result<(), rtnetlink::Error> {

@@ -20,6 +20,7 @@ pub mod pins;
 pub mod probe;
 pub mod sockets;
 pub mod tc;
+mod verifier;
 pub mod watch;
 pub mod words;
 pub mod workload_watch;

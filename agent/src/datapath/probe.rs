@@ -95,6 +95,8 @@ impl Capabilities {
     pub const SYS_ADMIN: u32 = 21;
     /// `CAP_SYS_RESOURCE`.
     pub const SYS_RESOURCE: u32 = 24;
+    /// `CAP_PERFMON`, Linux 5.8.
+    pub const PERFMON: u32 = 38;
     /// `CAP_BPF`, Linux 5.8.
     pub const BPF: u32 = 39;
 

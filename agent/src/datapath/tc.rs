@@ -22,6 +22,7 @@ use super::{
     kernel::flatten,
     link,
     pins::Pins,
+    verifier,
 };
 use crate::options::TcAttach;
 
@@ -64,7 +65,7 @@ pub fn load(ebpf: &mut Ebpf) -> Result<()> {
     for role in [Role::Clients, Role::Workloads] {
         for direction in DIRECTIONS {
             let name = program(role, direction);
-            classifier(ebpf, name)?.load().map_err(|e| refused(name, &e))?;
+            classifier(ebpf, name)?.load().map_err(|e| verifier::refused(name, &e))?;
         }
     }
     Ok(())
@@ -73,10 +74,6 @@ pub fn load(ebpf: &mut Ebpf) -> Result<()> {
 fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
     let missing = || Error::Incompatible(format!("the object holds no packet program {name}"));
     ebpf.program_mut(name).ok_or_else(missing)?.try_into().map_err(|_| missing())
-}
-
-fn refused(name: &str, error: &dyn std::error::Error) -> Error {
-    Error::Incompatible(format!("the kernel refused the program {name}: {}", flatten(error)))
 }
 
 /// Gives a device its programs, egress first: nothing is rewritten on its way in that could not be on its way out.

@@ -1,12 +1,13 @@
 //! A cluster: which API servers to ask, as whom, and how that goes.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
@@ -152,7 +153,7 @@ impl Access {
     /// A client for each server; none is dialled yet.
     async fn connect(&self) -> anyhow::Result<Vec<Server>> {
         let mut config = match &self.kubeconfig {
-            Some(path) => from_file(path).await.with_context(|| format!("cannot use kubeconfig {}", path.display()))?,
+            Some(path) => from_file(path).await?,
             None => self.in_pod()?,
         };
         config.connect_timeout = Some(Duration::from_secs(5));
@@ -173,8 +174,14 @@ impl Access {
 }
 
 async fn from_file(path: &Path) -> anyhow::Result<Config> {
-    let file = Kubeconfig::read_from(path)?;
-    Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
+    // The client's errors repeat their causes and quote the file, over several lines.
+    let unusable = |error: &dyn std::fmt::Display| {
+        let sentence = error.to_string().lines().next().unwrap_or_default().to_owned();
+        anyhow!("cannot use the kubeconfig {}: {sentence}", path.display())
+    };
+    fs::File::open(path).map_err(|e| unusable(&e))?;
+    let file = Kubeconfig::read_from(path).map_err(|e| unusable(&e))?;
+    Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(|e| unusable(&e))
 }
 
 fn server(url: &http::Uri, mut config: Config) -> anyhow::Result<Server> {
