@@ -1,4 +1,4 @@
-//! Manifests of a cluster of any size: one Service that leads to the bench's pods, and many others that fill the tables.
+//! A cluster of any size: one Service that leads to the bench's pods, and many others that fill the tables.
 
 use std::{
     fs::{self, File},
@@ -10,7 +10,10 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::worker::{ECHO_PORT, PORT};
-use crate::objects::{Object, Slice, Svc};
+use crate::{
+    fake_api::FakeApi,
+    objects::{Object, Slice, Svc},
+};
 
 /// Where the Service of the bench answers.
 pub const VIP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
@@ -40,8 +43,7 @@ pub struct Size {
 pub fn write(directory: &Path, size: Size, ports: &[Port], backend: Ipv4Addr) -> Result<()> {
     let _ = fs::remove_dir_all(directory); // of an earlier, killed run
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-    let service = Svc::new("bench").ip(&VIP.to_string());
-    let service = ports.iter().fold(service, |service, (name, port, protocol)| service.port(name, *port, protocol));
+    let service = service(ports);
     fs::write(directory.join(service.file()), service.text())?;
     fs::rename(next_slice(directory, ports, backend)?, slice_file(directory))?;
     let others: Vec<usize> = (1..size.services).collect();
@@ -56,16 +58,37 @@ pub fn write(directory: &Path, size: Size, ports: &[Port], backend: Ipv4Addr) ->
     Ok(())
 }
 
-/// A slice that makes `backend` the bench's only one, ready to be renamed to [`slice_file`]. It lies outside the
-/// directory, so that an agent sees one event: the rename.
+/// Puts the whole cluster into an API server.
+pub fn publish(api: &FakeApi, size: Size, ports: &[Port], backend: Ipv4Addr) {
+    api.put(&service(ports).text());
+    api.put(&slice(ports, backend).text());
+    for other in 1..size.services {
+        let (service, slice) = filler(other, size.endpoints);
+        api.put(&service.text());
+        api.put(&slice.text());
+    }
+}
+
+fn service(ports: &[Port]) -> Svc {
+    let service = Svc::new("bench").ip(&VIP.to_string());
+    ports.iter().fold(service, |service, (name, port, protocol)| service.port(name, *port, protocol))
+}
+
+/// A slice that makes `backend` the bench's only one.
+#[must_use]
+pub fn slice(ports: &[Port], backend: Ipv4Addr) -> Slice {
+    let slice = Slice::new("bench-1", "bench").ready(&backend.to_string(), "n1");
+    ports.iter().fold(slice, |slice, (name, port, protocol)| slice.port(name, *port, protocol))
+}
+
+/// That slice, ready to be renamed to [`slice_file`]. It lies outside the directory, so that an agent sees one event:
+/// the rename.
 ///
 /// # Errors
 /// When it cannot be written.
 pub fn next_slice(directory: &Path, ports: &[Port], backend: Ipv4Addr) -> Result<PathBuf> {
-    let slice = Slice::new("bench-1", "bench").ready(&backend.to_string(), "n1");
-    let slice = ports.iter().fold(slice, |slice, (name, port, protocol)| slice.port(name, *port, protocol));
     let next = directory.with_extension("next");
-    fs::write(&next, slice.text()).with_context(|| next.display().to_string())?;
+    fs::write(&next, slice(ports, backend).text()).with_context(|| next.display().to_string())?;
     Ok(next)
 }
 

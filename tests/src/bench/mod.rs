@@ -73,7 +73,7 @@ pub fn run(parts: &[Part], effort: &Effort) -> Result<Option<Report>> {
         let nodes = match part {
             Part::Traffic => traffic::NODES as u8,
             Part::Fill => 1,
-            Part::Change => change::SCALES.len() as u8,
+            Part::Change => change::NODES as u8,
         };
         let Some(lab) = Lab::new(nodes)? else { return Ok(None) };
         rows.extend(match part {

@@ -2,15 +2,15 @@
 
 use serde::Serialize;
 
-/// Median and range of samples.
+/// Median of samples, and how sure it is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     /// Half of the samples are below.
     pub median: f64,
-    /// The smallest.
-    pub least: f64,
-    /// The largest.
-    pub most: f64,
+    /// Lower end of the interval that holds the true median in 95 of 100 runs; of fewer than six samples the least.
+    pub low: f64,
+    /// Its upper end.
+    pub high: f64,
 }
 
 impl Spread {
@@ -22,11 +22,16 @@ impl Spread {
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Self {
         let mut samples: Vec<f64> = samples.into_iter().collect();
         samples.sort_by(f64::total_cmp);
-        let [least, .., most] = samples[..] else {
-            let only = *samples.first().expect("a spread needs a sample");
-            return Self { median: only, least: only, most: only };
-        };
-        Self { median: quantile(&samples, 0.5), least, most }
+        assert!(!samples.is_empty(), "a spread needs a sample");
+        // Order statistics: no assumption about how samples are distributed.
+        let count = samples.len() as f64;
+        let reach = 0.98 * count.sqrt();
+        let at = |rank: f64| samples[(rank.max(1.0) as usize).min(samples.len()) - 1];
+        Self {
+            median: quantile(&samples, 0.5),
+            low: at((count / 2.0 - reach).floor()),
+            high: at((count / 2.0 + 1.0 + reach).ceil()),
+        }
     }
 }
 
@@ -59,8 +64,10 @@ mod tests {
     #[test]
     fn a_spread_needs_no_order() {
         for (samples, expected) in [
-            (vec![3.0, 1.0, 2.0], Spread { median: 2.0, least: 1.0, most: 3.0 }),
-            (vec![5.0], Spread { median: 5.0, least: 5.0, most: 5.0 }),
+            (vec![3.0, 1.0, 2.0], Spread { median: 2.0, low: 1.0, high: 3.0 }),
+            (vec![5.0], Spread { median: 5.0, low: 5.0, high: 5.0 }),
+            // The ranks that tables of the sign test give for 100 samples: 40 and 61.
+            ((1..=100).rev().map(f64::from).collect(), Spread { median: 50.5, low: 40.0, high: 61.0 }),
         ] {
             assert_eq!(Spread::of(samples), expected);
         }

@@ -4,9 +4,10 @@ use std::{
     cell::RefCell,
     fs,
     io::{BufRead, BufReader, Write},
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     process::{Child, ChildStdin, ChildStdout, Stdio},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -18,8 +19,10 @@ use super::{
 };
 use crate::{
     agent::{Agent, Paths},
+    fake_api::FakeApi,
     lab::Lab,
     node::{Node, Pod},
+    objects::Object as _,
     place::{Place, program},
 };
 
@@ -76,6 +79,18 @@ impl<'a> Stage<'a> {
         Agent::start(&self.node.name, &self.node.host, &self.paths, &[])
     }
 
+    /// As [`agent`](Self::agent), for an agent that watches an API server.
+    ///
+    /// # Errors
+    /// When it does not get there.
+    pub fn agent_watching(&self, api: &FakeApi, size: Size) -> Result<Agent> {
+        cluster::publish(api, size, self.ports, self.servers[0].0.v4);
+        let kubeconfig = self.paths.manifests.with_extension("kubeconfig");
+        api.kubeconfig(&kubeconfig)?;
+        let paths = Paths { kubeconfig: Some(kubeconfig), ..self.paths.clone() };
+        Agent::start(&self.node.name, &self.node.host, &paths, &[])
+    }
+
     /// Writes the manifests of such a cluster.
     ///
     /// # Errors
@@ -120,7 +135,7 @@ impl<'a> Stage<'a> {
     pub fn measure(&self, order: &Order) -> Result<Batch> {
         let times = match order {
             Order::Connect(_, times) | Order::Ask(_, times) | Order::Datagrams(_, times) => *times,
-            Order::Serve | Order::Follow { .. } => bail!("{order:?} has no cost of one operation"),
+            Order::Serve | Order::Follow { .. } | Order::Await(_) => bail!("{order:?} has no cost of one operation"),
         };
         let begin = self.cpu_micros()?;
         let took = self.client.obey(order)?;
@@ -128,16 +143,33 @@ impl<'a> Stage<'a> {
         Ok(Batch { took, cpu: used as f64 / f64::from(times) })
     }
 
-    /// Makes the Service's backend the other server, or the first again, and dials until it answers; how long that
-    /// took from the rename on, in milliseconds.
+    /// Makes the Service's backend the other server, or the first again, by renaming a manifest, and dials until it
+    /// answers; how long that took from the rename on, in milliseconds.
     ///
     /// # Errors
     /// When it does not within ten seconds.
     pub fn change(&self, turn: usize) -> Result<f64> {
-        let server = self.servers[(turn + 1) % SERVERS.len()].0.v4;
+        let server = self.server(turn);
         let from = cluster::next_slice(&self.paths.manifests, self.ports, server)?;
         let to = cluster::slice_file(&self.paths.manifests);
         Ok(self.client.obey(&Order::Follow { from, to, server })?.p50 / 1e3)
+    }
+
+    /// The same through an API server that the agent watches, from the object's change on.
+    ///
+    /// # Errors
+    /// When it does not within ten seconds.
+    pub fn change_in(&self, api: &FakeApi, turn: usize) -> Result<f64> {
+        let server = self.server(turn);
+        let slice = cluster::slice(self.ports, server).text();
+        let begin = Instant::now();
+        api.put(&slice);
+        self.client.obey(&Order::Await(server))?;
+        Ok(begin.elapsed().as_secs_f64() * 1e3)
+    }
+
+    fn server(&self, turn: usize) -> Ipv4Addr {
+        self.servers[(turn + 1) % SERVERS.len()].0.v4
     }
 
     fn cpu_micros(&self) -> Result<u64> {

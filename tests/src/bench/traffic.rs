@@ -60,10 +60,12 @@ fn connects(stages: &[Stage<'_>], effort: &Effort) -> Result<Vec<Row>> {
 
     let group = "CPU of a connection, from connect to close, client and server, × bare";
     let row = |what: String, arm| Row::new(group, what, ratio(arm, |batch| batch.cpu), Unit::TimesBare);
-    rows.push(row("bare node against bare node: the noise".to_owned(), BARE_AGAIN));
+    let noise = row("bare node against bare node: the noise".to_owned(), BARE_AGAIN);
+    let bar = |row: Row, bar| row.bar_with_noise(bar, (noise.spread.median - 1.0).abs());
+    rows.push(noise.clone());
     for (node, services) in (2..).zip(SCALES.map(|s| effort.scaled(s))) {
-        rows.push(row(format!("ClusterIP, {services} services"), Arm { node, vip: true }).bar(1.05));
-        rows.push(row(format!("direct beside it, {services} services"), Arm { node, vip: false }).bar(1.03));
+        rows.push(bar(row(format!("ClusterIP, {services} services"), Arm { node, vip: true }), 1.05));
+        rows.push(bar(row(format!("direct beside it, {services} services"), Arm { node, vip: false }), 1.03));
     }
 
     let group = "connect(), client alone, × bare";
@@ -92,17 +94,21 @@ fn conversations(stages: &[Stage<'_>], effort: &Effort) -> Result<Vec<Row>> {
     let rounds_of = rounds(stages, &arms, effort, |to, times| Order::Ask(to(ECHO_PORT), times))?;
     let group = "CPU of a request and its answer on an established connection, × bare";
     let row = |what: String, arm| Row::new(group, what, rounds_of.ratio(arm, |batch| batch.cpu), Unit::TimesBare);
-    rows.push(row("bare node against bare node: the noise".to_owned(), BARE_AGAIN));
-    rows.push(row(format!("ClusterIP, {services} services"), through).bar(1.00));
-    rows.push(row(format!("direct beside it, {services} services"), direct).bar(1.00));
+    let noise = row("bare node against bare node: the noise".to_owned(), BARE_AGAIN);
+    let bar = |row: Row, bar| row.bar_with_noise(bar, (noise.spread.median - 1.0).abs());
+    rows.push(noise.clone());
+    rows.push(bar(row(format!("ClusterIP, {services} services"), through), 1.00));
+    rows.push(bar(row(format!("direct beside it, {services} services"), direct), 1.00));
 
     eprintln!("bench: datagrams");
     let rounds_of = rounds(stages, &arms, effort, |to, times| Order::Datagrams(to(PORT), times))?;
     let group = "CPU of sendto and its echo, unconnected UDP, × bare";
     let row = |what: String, arm| Row::new(group, what, rounds_of.ratio(arm, |batch| batch.cpu), Unit::TimesBare);
-    rows.push(row("bare node against bare node: the noise".to_owned(), BARE_AGAIN));
+    let noise = row("bare node against bare node: the noise".to_owned(), BARE_AGAIN);
+    let bar = |row: Row, bar| row.bar_with_noise(bar, (noise.spread.median - 1.0).abs());
+    rows.push(noise.clone());
     rows.push(row(format!("ClusterIP, {services} services"), through));
-    rows.push(row(format!("direct beside it, {services} services"), direct).bar(1.03));
+    rows.push(bar(row(format!("direct beside it, {services} services"), direct), 1.03));
     Ok(rows)
 }
 

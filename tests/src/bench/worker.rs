@@ -51,6 +51,8 @@ pub enum Order {
         /// Its new backend.
         server: Ipv4Addr,
     },
+    /// Dials the Service until that server answers.
+    Await(Ipv4Addr),
 }
 
 /// How long one operation took, in microseconds.
@@ -105,20 +107,24 @@ fn obey(order: Order) -> Result<Took> {
                 Ok(took)
             })
         }
-        Order::Follow { from, to, server } => {
-            let to_vip = SocketAddr::from((VIP, PORT));
-            let begin = Instant::now();
-            fs::rename(from, to)?;
-            while dial(to_vip)?.1 != server.octets()[3] {
-                if begin.elapsed() > Duration::from_secs(10) {
-                    bail!("{to_vip} does not lead to {server} within ten seconds");
-                }
-                thread::sleep(GLANCE);
-            }
-            let took = micros(begin.elapsed());
-            Ok(Took { p50: took, p99: took })
-        }
+        Order::Follow { from, to, server } => follow(server, || Ok(fs::rename(from, to)?)),
+        Order::Await(server) => follow(server, || Ok(())),
     }
+}
+
+/// How long it takes from the beginning of `change` until the Service leads to that server.
+fn follow(server: Ipv4Addr, change: impl FnOnce() -> Result<()>) -> Result<Took> {
+    let to = SocketAddr::from((VIP, PORT));
+    let begin = Instant::now();
+    change()?;
+    while dial(to)?.1 != server.octets()[3] {
+        if begin.elapsed() > Duration::from_secs(10) {
+            bail!("{to} does not lead to {server} within ten seconds");
+        }
+        thread::sleep(GLANCE);
+    }
+    let took = micros(begin.elapsed());
+    Ok(Took { p50: took, p99: took })
 }
 
 fn repeat(times: u32, mut once: impl FnMut() -> Result<Duration>) -> Result<Took> {
