@@ -111,7 +111,7 @@ impl Told {
     }
 
     fn targets(&self, name: &ServiceName, port: &str, protocol: Protocol) -> Vec<String> {
-        let of_family = |family| endpoint::of_port(self.state.slices(name), port, protocol, family);
+        let of_family = |family| endpoint::Offers::of(self.state.slices(name)).endpoints(port, protocol, family);
         Family::ALL.into_iter().flat_map(of_family).map(|endpoint| endpoint.target.to_string()).collect()
     }
 }

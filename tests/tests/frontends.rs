@@ -197,7 +197,12 @@ fn owner(agent: &Agent, frontend: (&str, u16), names: [&str; 2]) -> Result<Strin
                 owners.push(service.name.clone());
             } else {
                 let message = f.message.as_deref().unwrap_or_default();
-                ensure!(message.contains("belong to the older Service t/"), "{}: {message:?}", service.name);
+                ensure!(
+                    message.starts_with("the address and port belong to the Service t/")
+                        && message.ends_with("which is older"),
+                    "{}: {message:?}",
+                    service.name
+                );
             }
         }
     }
@@ -251,7 +256,10 @@ fn a_contested_address_has_one_owner_everywhere() -> Result<()> {
         agent.restart()?;
     }
     check(&agents, "after a restart", "old")?;
-    assert!(agents[0].status()?.problems.iter().any(|p| p.contains("claimed by an older Service")), "a warning");
+    assert!(
+        agents[0].status()?.problems.iter().any(|p| p.contains("belong to another Service that claims them too")),
+        "a warning"
+    );
     lab.delete(&[&e_old, &n_old])?; // (a)
     check(&agents, "(a) the older is gone", "new")?;
     lab.apply(&[&e_old, &n_old])?;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use nix::{sys::stat::Mode, unistd::mkfifo};
 use sheave_agent::{
     model::Update,
     source::{convert::ConvertOptions, manifests},
@@ -199,11 +200,74 @@ fn a_file_counts_when_its_writer_is_done() -> Result<()> {
     fs::rename(folder.0.join(".a.yaml.new"), folder.0.join("a.yaml"))?;
     told.until_lines("renamed", SOON, &["web 90/TCP"])?;
 
-    // Held open, as logs are: quiet is enough.
+    Ok(())
+}
+
+/// `kubectl get … > file`: empty for as long as the API server takes, then whole documents with pauses between them.
+#[test]
+fn a_slow_writer_takes_nothing_away() -> Result<()> {
+    let folder = Folder::new("slow")?;
+    folder.write("a.yaml", format!("{}\n---\n{}\n", service("web", 80), service("db", 81)))?;
+    let mut told = folder.watch()?;
+    let before = ["db 81/TCP", "web 80/TCP"];
+    told.until_lines("at first", SOON, &before)?;
+    let waiting = "manifest a.yaml is open for writing, so what it said before counts until it is closed.";
+
     let mut file = fs::File::create(folder.0.join("a.yaml"))?;
-    writeln!(file, "{}", service("held", 91))?;
-    told.until_lines("quiet", SOON, &["held 91/TCP"])?;
+    for (id, text) in [("emptied", String::new()), ("cut after a document", service("web", 90) + "\n---\n")] {
+        write!(file, "{text}")?;
+        throughout(Duration::from_millis(600), || {
+            told.take();
+            ensure!(told.lines() == before, "{id}: {:?}", told.lines());
+            Ok(())
+        })?;
+        told.until(id, SOON, |told| told.problems.get("manifest a.yaml").is_some_and(|problem| problem == waiting))?;
+    }
+    writeln!(file, "{}", service("db", 91))?;
     drop(file);
+    told.until_lines("closed", SOON, &["db 91/TCP", "web 90/TCP"])?;
+    ensure!(told.problems.is_empty(), "{:?}", told.problems);
+
+    folder.write("a.yaml", "")?;
+    told.until_lines("emptied for good", SOON, &[])?;
+    Ok(())
+}
+
+/// A file behind a link has no events in this directory.
+#[test]
+fn a_file_that_changes_without_events_counts_when_it_rests() -> Result<()> {
+    let (folder, elsewhere) = (Folder::new("links")?, Folder::new("elsewhere")?);
+    elsewhere.write("a.yaml", service("web", 80))?;
+    symlink(elsewhere.0.join("a.yaml"), folder.0.join("a.yaml"))?;
+    let mut told = folder.watch()?;
+    told.until_lines("at first", SOON, &["web 80/TCP"])?;
+    elsewhere.write("a.yaml", "")?;
+    folder.write("b.yaml", service("db", 81))?;
+    told.until_lines("looked at, and left alone for now", SOON, &["db 81/TCP", "web 80/TCP"])?;
+    elsewhere.write("a.yaml", service("web", 90))?;
+    told.until_lines("written", 2 * SOON, &["db 81/TCP", "web 90/TCP"])?;
+    Ok(())
+}
+
+#[test]
+fn what_is_no_file_is_refused_and_holds_up_nobody() -> Result<()> {
+    let folder = Folder::new("odd")?;
+    mkfifo(&folder.0.join("fifo.yaml"), Mode::S_IRWXU)?;
+    fs::create_dir(folder.0.join("directory.yaml"))?;
+    for (name, target) in [("kernel-log", "/proc/kmsg"), ("device", "/dev/zero"), ("nowhere", "/nonexistent")] {
+        symlink(target, folder.0.join(format!("{name}.yaml")))?;
+    }
+    folder.write("web.yaml", service("web", 80))?;
+    let mut told = folder.watch()?;
+    told.until_lines("the others are read", SOON, &["web 80/TCP"])?;
+    told.until("each is named", SOON, |told| told.problems.len() == 4)?;
+    for name in ["fifo", "directory", "device"] {
+        let problem = &told.problems[&format!("manifest {name}.yaml")];
+        ensure!(problem.ends_with("what it said before still counts: it is no regular file."), "{problem}");
+    }
+    folder.write("web.yaml", service("web", 81))?;
+    told.until_lines("and go on", SOON, &["web 81/TCP"])?;
+    ensure!(told.problems_told == 4, "once each: {:?}", told.problems);
     Ok(())
 }
 

@@ -26,18 +26,21 @@ pub async fn follow() -> anyhow::Result<watch::Receiver<Vec<IpAddr>>> {
             // What changed does not matter, and several changes come at once: ask for all.
             while futures::FutureExt::now_or_never(messages.next()).flatten().is_some() {}
             match list(&handle).await {
-                Ok(addresses) => {
-                    tell.send_if_modified(|old| {
-                        let changed = *old != addresses;
-                        *old = addresses;
-                        changed
-                    });
-                }
+                Ok(addresses) => drop(tell_if_new(&tell, addresses)),
                 Err(error) => tracing::warn!(%error, "cannot list this host's addresses"),
             }
         }
     });
     Ok(told)
+}
+
+/// Tells what differs from what was told last; says whether it did.
+pub(super) fn tell_if_new<T: PartialEq>(tell: &watch::Sender<T>, value: T) -> bool {
+    tell.send_if_modified(|old| {
+        let is_new = *old != value;
+        *old = value;
+        is_new
+    })
 }
 
 async fn list(handle: &Handle) -> Result<Vec<IpAddr>, rtnetlink::Error> {

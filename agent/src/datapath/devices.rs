@@ -15,7 +15,7 @@ use rtnetlink::{
 };
 use tokio::sync::watch;
 
-use super::discard;
+use super::{addresses::tell_if_new, discard};
 
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,13 +102,7 @@ pub async fn follow() -> anyhow::Result<watch::Receiver<Vec<Device>>> {
                 continue;
             }
             match list(&handle).await {
-                Ok(devices) => {
-                    tell.send_if_modified(|old| {
-                        let changed = *old != devices;
-                        *old = devices;
-                        changed
-                    });
-                }
+                Ok(devices) => drop(tell_if_new(&tell, devices)),
                 Err(error) => tracing::warn!(%error, "cannot list this host's network devices"),
             }
         }

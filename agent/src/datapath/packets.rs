@@ -22,6 +22,7 @@ use tokio::sync::watch;
 
 use super::{
     Error, Result,
+    addresses::tell_if_new,
     devices::{Device, Nature, Role},
     kernel::{failed, flatten, removed},
     load::Loaded,
@@ -58,11 +59,7 @@ impl Control {
     pub async fn order(&mut self, orders: Orders) {
         let serves_outsiders = orders.serves_outsiders;
         let orders = Some(orders);
-        let changed = self.orders.send_if_modified(|old| {
-            let changed = *old != orders;
-            *old = orders;
-            changed
-        });
+        let changed = tell_if_new(&self.orders, orders);
         if changed && serves_outsiders && !*self.workloads.borrow() {
             drop(tokio::time::timeout(LOOK, self.workloads.wait_for(|are_on| *are_on)).await);
         }

@@ -2,6 +2,7 @@
 
 mod incremental;
 mod stale;
+mod views;
 
 use std::{
     cell::RefCell,

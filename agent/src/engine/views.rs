@@ -14,7 +14,7 @@ use crate::{
     datapath::Datapath,
     model::{
         Service,
-        endpoint::{PortEndpoint, of_port},
+        endpoint::{Offers, PortEndpoint},
     },
     plan::group::{GroupPlan, ScopePlan},
     view::{BackendView, FeatureView, FrontendView, Items, MapView, ServiceView, StatusView},
@@ -43,11 +43,11 @@ impl<D: Datapath> Engine<D> {
     }
 
     fn service(&self, service: &Service) -> ServiceView {
-        let mut frontends: Vec<FrontendView> =
-            self.tables.of_service(&service.name).flat_map(|(_, plan)| self.frontends(service, plan)).collect();
-        frontends.sort_by(|a, b| {
-            let key = |f: &FrontendView| (kind_order(&f.kind), f.address.parse::<IpAddr>().ok(), f.port);
-            key(a).cmp(&key(b)).then_with(|| a.protocol.cmp(&b.protocol))
+        let offers = Offers::of(self.state.slices(&service.name));
+        let plans = self.tables.of_service(&service.name);
+        let mut frontends: Vec<FrontendView> = plans.flat_map(|(_, plan)| self.frontends(plan, &offers)).collect();
+        frontends.sort_by_cached_key(|f| {
+            (kind_order(&f.kind), f.address.parse::<IpAddr>().ok(), f.port, f.protocol.clone())
         });
         ServiceView {
             namespace: service.name.namespace.to_string(),
@@ -60,9 +60,8 @@ impl<D: Datapath> Engine<D> {
         }
     }
 
-    fn frontends(&self, service: &Service, plan: &GroupPlan) -> Vec<FrontendView> {
-        let slices = self.state.slices(&service.name);
-        let endpoints = of_port(slices, &plan.key.port_name, plan.key.protocol, plan.key.family);
+    fn frontends(&self, plan: &GroupPlan, offers: &Offers<'_>) -> Vec<FrontendView> {
+        let endpoints = offers.endpoints(&plan.key.port_name, plan.key.protocol, plan.key.family);
         let shown = plan.frontends.iter().filter_map(|(key, kind)| Some((key, *kind, kind_name(*kind)?)));
         shown
             .map(|(key, kind, name)| {
@@ -87,8 +86,13 @@ impl<D: Datapath> Engine<D> {
     /// Why a frontend is not in the kernel as wanted.
     fn message(&self, plan: &GroupPlan, key: &FrontendKey) -> Option<String> {
         match self.tables.owner(key) {
+            Some(owner) if owner.service == plan.key.service && *owner != plan.key => {
+                Some(format!("the address and port belong to another port of this Service, {:?}", owner.port_name))
+            }
             Some(owner) if *owner != plan.key => {
-                Some(format!("the address and port belong to the older Service {}", owner.service))
+                let is_older = self.tables.plan(owner).is_some_and(|theirs| theirs.created < plan.created);
+                let why = if is_older { "older" } else { "as old and first by name" };
+                Some(format!("the address and port belong to the Service {}, which is {why}", owner.service))
             }
             Some(_) | None => match self.reconciler.problem(&plan.key) {
                 Some(problem) => Some(problem.to_owned()),
@@ -118,8 +122,10 @@ impl<D: Datapath> Engine<D> {
             problems.push(format!("{missing} frontends are not in the kernel: {why}"));
         }
         if contested > 0 {
-            problems
-                .push(format!("{contested} frontends are claimed by an older Service as well; see `sheave svc list`"));
+            problems.push(format!(
+                "{contested} frontends belong to another Service that claims them too, an older one or the first by name; \
+                 see `sheave svc list`"
+            ));
         }
         let health = if !self.is_ready {
             "starting"

@@ -1,7 +1,7 @@
 //! EndpointSlices, and the endpoints of one service port in one family (`semantics.md` 4.1, 14.5).
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -91,26 +91,44 @@ fn rank(endpoint: &Endpoint) -> u8 {
     if endpoint.ready { 2 } else { u8::from(endpoint.serving && endpoint.terminating) }
 }
 
-/// The endpoints of (`port_name`, `protocol`) in `family`, over all `slices`, sorted by address and port.
-///
-/// One IP:port may appear several times, within a slice and across slices; it counts once and is as good as its best
-/// appearance, so that the answer depends on the objects only, never on the order of their arrival (14.5).
-#[must_use]
-pub fn of_port<'a>(
-    slices: impl IntoIterator<Item = &'a EndpointSlice>,
-    port_name: &str,
-    protocol: Protocol,
-    family: Family,
-) -> Vec<PortEndpoint<'a>> {
-    let mut found: Vec<PortEndpoint<'a>> = Vec::new();
-    for slice in slices.into_iter().filter(|s| s.family == family) {
-        for port in slice.ports.iter().filter(|p| *p.name == *port_name && p.protocol == protocol) {
-            found.extend(slice.endpoints.iter().map(|endpoint| PortEndpoint {
-                target: SocketAddr::new(endpoint.ip, port.port),
-                endpoint,
-                weight: slice.weight,
-            }));
+/// What the slices of a Service offer, by port: a Service may have thousands of ports.
+#[derive(Clone, Debug, Default)]
+pub struct Offers<'a>(HashMap<(&'a str, Protocol, Family), Vec<Offer<'a>>>);
+
+/// A slice, and the number that the port has in it.
+type Offer<'a> = (&'a EndpointSlice, u16);
+
+impl<'a> Offers<'a> {
+    /// Of these slices.
+    #[must_use]
+    pub fn of(slices: impl IntoIterator<Item = &'a EndpointSlice>) -> Self {
+        let mut offers: HashMap<_, Vec<_>> = HashMap::new();
+        for slice in slices {
+            for port in &slice.ports {
+                offers.entry((&*port.name, port.protocol, slice.family)).or_default().push((slice, port.port));
+            }
         }
+        Self(offers)
+    }
+
+    /// The endpoints of (`port_name`, `protocol`) in `family`, sorted by address and port.
+    ///
+    /// One IP:port may appear several times, within a slice and across slices; it counts once and is as good as its best
+    /// appearance, so that the answer depends on the objects only, never on the order of their arrival (14.5).
+    #[must_use]
+    pub fn endpoints(&self, port_name: &str, protocol: Protocol, family: Family) -> Vec<PortEndpoint<'a>> {
+        self.0.get(&(port_name, protocol, family)).map_or_else(Vec::new, |offers| merge(offers))
+    }
+}
+
+fn merge<'a>(offers: &[Offer<'a>]) -> Vec<PortEndpoint<'a>> {
+    let mut found: Vec<PortEndpoint<'a>> = Vec::new();
+    for (slice, port) in offers {
+        found.extend(slice.endpoints.iter().map(|endpoint| PortEndpoint {
+            target: SocketAddr::new(endpoint.ip, *port),
+            endpoint,
+            weight: slice.weight,
+        }));
     }
     // Best first within one target; ties are broken by content so that no order of arrival shows.
     found.sort_by(|a, b| {

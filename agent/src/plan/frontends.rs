@@ -1,6 +1,9 @@
 //! What a group answers on.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use sheave_ebpf::frontend::{
     FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
@@ -22,10 +25,11 @@ const fn loopback(family: Family) -> IpAddr {
 /// load balancer, external IP, NodePort (6.4).
 pub(super) fn of(group: &Group<'_>) -> Vec<(FrontendKey, u32)> {
     let mut frontends: Vec<(FrontendKey, u32)> = Vec::new();
+    let mut known = HashSet::new();
     let mut add = |ip: IpAddr, port: u16, kind: u32| {
         let proto = if kind == KIND_UNKNOWN_PORT { 0 } else { group.port.protocol.number() };
         let key = FrontendKey { addr: ip.into(), port: port.to_be(), proto, zero: 0 };
-        if !frontends.iter().any(|(known, _)| *known == key) {
+        if known.insert(key) {
             frontends.push((key, kind));
         }
     };

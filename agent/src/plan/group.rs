@@ -12,7 +12,7 @@ use sheave_ebpf::{
 use super::{frontends, maglev, run};
 use crate::model::{
     Algorithm, EndpointSlice, Family, Protocol, Service, ServiceName, ServicePort,
-    endpoint::{self, PortEndpoint},
+    endpoint::{Offers, PortEndpoint},
     topology::{Selection, categorize},
 };
 
@@ -144,12 +144,12 @@ pub fn plan<'a>(
     if service.no_frontend.is_some() {
         return Vec::new();
     }
-    let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
+    let offers = Offers::of(slices);
     let families = Family::ALL.into_iter().filter_map(|family| Some((family, service.cluster_ip(family)?)));
     let mut groups = Vec::new();
     for (family, cluster_ip) in families {
         for port in &service.ports {
-            let endpoints = endpoint::of_port(slices.iter().copied(), &port.name, port.protocol, family);
+            let endpoints = offers.endpoints(&port.name, port.protocol, family);
             groups.push(Group { service, port, family, cluster_ip, node, options }.plan(&endpoints));
         }
     }

@@ -1,7 +1,7 @@
 //! All groups, and who owns an address and port that several claim (`semantics.md` 14.5).
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map::Entry},
     sync::Arc,
 };
 
@@ -13,6 +13,7 @@ use crate::model::ServiceName;
 /// The desired state.
 #[derive(Debug, Default)]
 pub struct Tables {
+    /// Sorted by key.
     groups: BTreeMap<ServiceName, Vec<Group>>,
     /// Who has each frontend.
     owners: HashMap<FrontendKey, Claim>,
@@ -71,7 +72,7 @@ impl Tables {
     /// One group; `None` = it shall not exist.
     #[must_use]
     pub fn plan(&self, key: &GroupKey) -> Option<&GroupPlan> {
-        self.of_service(&key.service).find_map(|(known, plan)| (**known == *key).then_some(plan))
+        find(self.groups.get(&key.service)?, key)
     }
 
     /// The frontends that a group has, with their kinds: what it asks for, less what others own, without the entries
@@ -112,16 +113,15 @@ impl Tables {
         let mut was_owned = BTreeMap::new();
 
         // Keys are kept: one copy of each, however often a group changes.
-        let known =
-            |plan: &GroupPlan| before.iter().find(|group| *group.key == plan.key).map(|group| group.key.clone());
-        let after: Vec<Group> = plans
+        let known = |plan: &GroupPlan| Some(before[position(&before, &plan.key)?].key.clone());
+        let mut after: Vec<Group> = plans
             .into_iter()
             .map(|plan| Group { key: known(&plan).unwrap_or_else(|| Arc::new(plan.key.clone())), plan })
             .collect();
+        after.sort_unstable_by(|a, b| a.key.cmp(&b.key));
 
-        let find = |groups: &[Group], key: &Arc<GroupKey>| groups.iter().position(|group| group.key == *key);
         for old in &before {
-            let new = find(&after, &old.key).map(|i| &after[i].plan);
+            let new = find(&after, &old.key);
             if new == Some(&old.plan) {
                 continue;
             }
@@ -131,7 +131,7 @@ impl Tables {
             }
         }
         for new in &after {
-            let old = find(&before, &new.key).map(|i| &before[i].plan);
+            let old = find(&before, &new.key);
             if old == Some(&new.plan) {
                 continue;
             }
@@ -226,6 +226,14 @@ const fn is_for_outsiders(kind: u32) -> bool {
     matches!(kind, KIND_NODE_PORT | KIND_LOAD_BALANCER | KIND_EXTERNAL_IP)
 }
 
+fn position(groups: &[Group], key: &GroupKey) -> Option<usize> {
+    groups.binary_search_by(|group| (*group.key).cmp(key)).ok()
+}
+
+fn find<'a>(groups: &'a [Group], key: &GroupKey) -> Option<&'a GroupPlan> {
+    position(groups, key).map(|at| &groups[at].plan)
+}
+
 /// Owner of each frontend concerned as it was before the update.
 type WasOwned = BTreeMap<FrontendKey, Option<Arc<GroupKey>>>;
 
@@ -236,7 +244,8 @@ impl Group {
 
     fn asks_for_what_is_not_in(&self, other: Option<&GroupPlan>) -> impl Iterator<Item = (FrontendKey, u32)> {
         let same = other.filter(|other| other.created == self.plan.created);
-        self.plan.frontends.iter().copied().filter(move |entry| !same.is_some_and(|s| s.frontends.contains(entry)))
+        let theirs: HashSet<_> = same.into_iter().flat_map(|other| &other.frontends).collect();
+        self.plan.frontends.iter().copied().filter(move |entry| !theirs.contains(entry))
     }
 }
 

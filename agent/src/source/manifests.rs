@@ -1,7 +1,9 @@
 //! A directory of manifests, read and then watched: `*.yaml`, `*.yml` and `*.json`.
 //!
-//! A file counts once its writer is done with it: renamed into place, closed, or quiet for a while. A ConfigMap volume
-//! works too: there the files are symbolic links through `..data`, which is renamed.
+//! A file counts once its writer is done with it: renamed into place, closed, or quiet for half a minute; until then
+//! what it said before counts. An empty file counts only when it is closed. A ConfigMap volume works too: there the files
+//! are symbolic links through `..data`, which is renamed. Where the filesystem tells no events, as across a network or
+//! behind a link to elsewhere, a file counts when it has not changed for five seconds.
 
 mod changes;
 mod claims;
@@ -11,19 +13,19 @@ mod text;
 use std::{
     collections::BTreeMap,
     fs,
-    io::{self, ErrorKind},
-    os::unix::fs::MetadataExt,
+    io::{self, ErrorKind, Read as _},
+    os::unix::fs::{MetadataExt, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::mpsc,
     thread,
-    time::SystemTime,
+    time::{Instant, SystemTime},
 };
 
 use anyhow::Context;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 
 use self::{
-    changes::Changes,
+    changes::{Changes, Writing},
     claims::{Claims, Touched},
 };
 use super::{
@@ -51,6 +53,7 @@ pub fn start(directory: &Path, options: ConvertOptions, events: Sender) -> anyho
         watcher,
         watched: None,
         files: BTreeMap::new(),
+        growing: BTreeMap::new(),
         claims: Claims::new(options),
         report: Report::new(events),
         has_listed: false,
@@ -71,6 +74,8 @@ struct Directory {
     watched: Option<(u64, u64)>,
     /// How each file was when it was read last.
     files: BTreeMap<String, Fingerprint>,
+    /// How files that change without events were at the last look.
+    growing: BTreeMap<String, Fingerprint>,
     claims: Claims,
     report: Report,
     has_listed: bool,
@@ -79,7 +84,7 @@ struct Directory {
 impl Directory {
     fn run(mut self, mut changes: Changes) {
         while !self.report.is_closed() {
-            self.scan(&changes);
+            self.scan(&mut changes);
             changes.wait();
         }
     }
@@ -98,7 +103,7 @@ impl Directory {
         Ok(())
     }
 
-    fn scan(&mut self, changes: &Changes) {
+    fn scan(&mut self, changes: &mut Changes) {
         let found = match self.watch().and_then(|()| Ok(find(&self.path)?)) {
             Ok(found) => found,
             Err(error) => return self.is_away(&error),
@@ -107,14 +112,33 @@ impl Directory {
         let mut touched = Vec::new();
         for name in gone {
             self.files.remove(&name);
+            self.growing.remove(&name);
             self.report.object(&manifest(&name), &[]);
             touched.extend(self.claims.remove(&name));
         }
+        let now = Instant::now();
         for (name, fingerprint) in found {
-            let is_known = self.files.get(&name) == Some(&fingerprint);
-            if changes.is_growing(&name) || is_known && !changes.names(&name) {
+            let known = self.files.get(&name);
+            if known == Some(&fingerprint) && !changes.names(&name) {
                 continue;
             }
+            if known.is_some_and(|known| known.is_same_file(&fingerprint)) && !changes.names(&name) {
+                // Not read now, and so again unlike what it was read as: each look asks whether it still changes.
+                if self.growing.insert(name.clone(), fingerprint) != Some(fingerprint) {
+                    changes.changed_untold(&name, now);
+                }
+            }
+            match changes.writing(&name, now) {
+                Some(Writing::Busy) => continue,
+                Some(Writing::Pausing) => {
+                    self.wait_for_writer(&name);
+                    continue;
+                }
+                Some(Writing::Quiet) if fingerprint.size == 0 => continue,
+                Some(Writing::Quiet) | None => {}
+            }
+            changes.taken(&name);
+            self.growing.remove(&name);
             touched.extend(self.read(&name));
             self.files.insert(name, fingerprint);
         }
@@ -122,8 +146,16 @@ impl Directory {
         self.state(Vec::new());
     }
 
+    fn wait_for_writer(&mut self, name: &str) {
+        let object = manifest(name);
+        self.report.object(
+            &object,
+            &[format!("{object} is open for writing, so what it said before counts until it is closed.")],
+        );
+    }
+
     fn read(&mut self, name: &str) -> Vec<Touched> {
-        let text = match fs::read_to_string(self.path.join(name)) {
+        let text = match read_text(&self.path.join(name)) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(), // it just went: the next scan sees it
             Err(error) => return self.keep(name, &error),
@@ -194,6 +226,34 @@ struct Fingerprint {
     changed: (i64, i64),
 }
 
+impl Fingerprint {
+    /// Only its contents may be other ones: written in place, not put in its place.
+    const fn is_same_file(&self, other: &Self) -> bool {
+        self.device == other.device && self.inode == other.inode
+    }
+}
+
+/// 100,000 endpoints are some 50 MB.
+const LARGEST: u64 = 1 << 30;
+
+/// Reads a file without ever waiting: not for the other end of a pipe, nor for news from a device or from proc.
+fn read_text(path: &Path) -> io::Result<String> {
+    let refuse = |why: &str| Err(io::Error::new(ErrorKind::InvalidInput, why));
+    // Before it is opened, which alone has effects on some devices.
+    if !fs::metadata(path)?.is_file() {
+        return refuse("it is no regular file");
+    }
+    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return refuse("it is no regular file");
+    }
+    let mut text = String::new();
+    if file.take(LARGEST + 1).read_to_string(&mut text)? as u64 > LARGEST {
+        return refuse("it has more than 1 GiB");
+    }
+    Ok(text)
+}
+
 /// Documents are read recursively, and aliases nest them deeper than their text shows. Address space only: pages count
 /// when they are touched.
 const STACK: usize = 512 << 20;
@@ -211,18 +271,16 @@ fn find(directory: &Path) -> io::Result<BTreeMap<String, Fingerprint>> {
             continue;
         }
         let Ok(metadata) = fs::metadata(directory.join(&name)) else { continue }; // gone, or a link to nowhere
-        if metadata.is_file() {
-            found.insert(
-                name,
-                Fingerprint {
-                    device: metadata.dev(),
-                    inode: metadata.ino(),
-                    size: metadata.size(),
-                    written: metadata.modified().ok(),
-                    changed: (metadata.ctime(), metadata.ctime_nsec()),
-                },
-            );
-        }
+        found.insert(
+            name,
+            Fingerprint {
+                device: metadata.dev(),
+                inode: metadata.ino(),
+                size: metadata.size(),
+                written: metadata.modified().ok(),
+                changed: (metadata.ctime(), metadata.ctime_nsec()),
+            },
+        );
     }
     // Renamed away meanwhile, its files seem to be gone: that is no deletion.
     if identity()? == before { Ok(found) } else { Err(ErrorKind::NotFound.into()) }

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the manifests of `examples/`, two nodes, some pods, an outside client; shows what a reader of
+//! `cargo xtask demo`: the manifests of `docs/examples/`, two nodes, some pods, an outside client; shows what a reader of
 //! the README would try first.
 
 use std::{
@@ -56,7 +56,7 @@ fn show(keep: bool) -> Result<()> {
     pod(n1, 53, "dns", &["5300/UDP", "5300/TCP"])?;
     let client_pod = n1.pod(20)?;
 
-    title("The objects of examples/ become the agents' manifests; an agent starts on each node");
+    title("The objects of docs/examples/ become the agents' manifests; an agent starts on each node");
     lab.delete(&[&objects::node(1), &objects::node(2)])?;
     for file in examples()? {
         fs::copy(&file, lab.manifests.join(file.file_name().context("no name")?))?;
@@ -108,7 +108,7 @@ fn scale(lab: &Lab, client: &Client) -> Result<()> {
     let file = lab.manifests.join("web.yaml");
     let before = fs::read_to_string(&file)?;
     let after = before.replace("#- {addresses: [10.244.2.11]", "- {addresses: [10.244.2.11]");
-    ensure!(before != after, "examples/web.yaml has no endpoint to take the mark from");
+    ensure!(before != after, "docs/examples/web.yaml has no endpoint to take the mark from");
     fs::write(&file, after)?;
     let start = Instant::now();
     eventually("web-c answers", SOON, || {
@@ -189,7 +189,7 @@ fn enter(place: &Place) -> String {
 
 /// The manifests that come with the project.
 fn examples() -> Result<Vec<PathBuf>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples");
     let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
     let files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     Ok(files.into_iter().filter(|file| file.extension().is_some_and(|e| e == "yaml")).collect())

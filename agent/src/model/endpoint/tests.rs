@@ -1,6 +1,6 @@
 //! `semantics.md` 4.3, 4.8 and 14.5.
 
-use super::{EndpointSlice, local_ready, of_port};
+use super::{EndpointSlice, Offers, local_ready};
 use crate::{
     model::{Family, Protocol, State},
     source::convert::fixtures::{Gen, OWN, Slice, generated, service_name, show, shown, slice_of},
@@ -12,7 +12,7 @@ const HOSTS: &[&str] = &["host1", "host2"];
 fn ingest(slices: &[Slice], port: &str, own: &str) -> String {
     let mut state = State::default();
     slices.iter().for_each(|slice| drop(state.apply(slice.update())));
-    show(&of_port(state.slices(&service_name("ns1/svc1")), port, Protocol::Tcp, Family::V4), own)
+    show(&Offers::of(state.slices(&service_name("ns1/svc1"))).endpoints(port, Protocol::Tcp, Family::V4), own)
 }
 
 #[test]
@@ -91,7 +91,8 @@ fn a_duplicate_has_the_weight_of_the_appearance_that_counts() {
     };
     let slices = [weighted("ns1/a", "5", ".1 U"), weighted("ns1/b", "7", ".1 R"), weighted("ns1/c", "6", ".1 R")];
     let slices: Vec<EndpointSlice> = slices.iter().map(Slice::build).collect();
-    let weights: Vec<_> = of_port(&slices, "p", Protocol::Tcp, Family::V4).iter().map(|e| e.weight).collect();
+    let weights: Vec<_> =
+        Offers::of(&slices).endpoints("p", Protocol::Tcp, Family::V4).iter().map(|e| e.weight).collect();
     assert_eq!(weights, [Some(7)]);
 }
 

@@ -19,7 +19,7 @@ fn state_of(slices: &[Gen<'_>]) -> State {
 }
 
 fn list(state: &State, service: &str, port: &str, protocol: Protocol, own: &str) -> String {
-    show(&endpoint::of_port(state.slices(&service_name(service)), port, protocol, Family::V4), own)
+    show(&endpoint::Offers::of(state.slices(&service_name(service))).endpoints(port, protocol, Family::V4), own)
 }
 
 /// Names of the services an update touched.

@@ -65,7 +65,7 @@ const ROWS: &[Row] = &[
 fn endpoints_are_categorised() {
     for (id, zone, node, flags, endpoints, cluster, local, has_any) in ROWS {
         let slice = slice_of("ns/s", "svc").ports("80/TCP").endpoints("10.0.0", endpoints).build();
-        let endpoints = endpoint::of_port([&slice], "", Protocol::Tcp, Family::V4);
+        let endpoints = endpoint::Offers::of([&slice]).endpoints("", Protocol::Tcp, Family::V4);
         let has = |flag| flags.split(' ').any(|f| f == flag);
         let categories = categorize(
             &endpoints,

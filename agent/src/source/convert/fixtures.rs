@@ -1,5 +1,7 @@
 //! Small builders of API objects for tests, and the notation of `semantics.md` 0.2 for endpoints.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::{
     api::{
         core::v1::{self as core, LoadBalancerIngress, ServiceSpec},
@@ -118,12 +120,12 @@ impl Svc {
     }
 
     pub(crate) fn label(mut self, key: &str, value: &str) -> Self {
-        self.0.metadata.labels.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+        add(&mut self.0.metadata.labels, key, value);
         self
     }
 
     pub(crate) fn annotation(mut self, key: &str, value: &str) -> Self {
-        self.0.metadata.annotations.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+        add(&mut self.0.metadata.annotations, key, value);
         self
     }
 
@@ -141,6 +143,10 @@ impl Svc {
     }
 }
 
+fn add(map: &mut Option<BTreeMap<String, String>>, key: &str, value: &str) {
+    map.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+}
+
 /// A slice under construction.
 #[derive(Clone)]
 pub(crate) struct Slice(pub(crate) discovery::EndpointSlice);
@@ -148,7 +154,7 @@ pub(crate) struct Slice(pub(crate) discovery::EndpointSlice);
 /// A slice `namespace/name` of a Service in that namespace; its family is that of the first endpoint.
 pub(crate) fn slice_of(name: &str, service: &str) -> Slice {
     let mut metadata = meta(name);
-    metadata.labels.get_or_insert_default().insert("kubernetes.io/service-name".to_owned(), service.to_owned());
+    add(&mut metadata.labels, "kubernetes.io/service-name", service);
     Slice(discovery::EndpointSlice { metadata, address_type: "IPv4".to_owned(), ..Default::default() })
 }
 
@@ -183,12 +189,12 @@ impl Slice {
     }
 
     pub(crate) fn label(mut self, key: &str, value: &str) -> Self {
-        self.0.metadata.labels.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+        add(&mut self.0.metadata.labels, key, value);
         self
     }
 
     pub(crate) fn annotation(mut self, key: &str, value: &str) -> Self {
-        self.0.metadata.annotations.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+        add(&mut self.0.metadata.annotations, key, value);
         self
     }
 

@@ -1,6 +1,6 @@
 //! Services.
 
-use std::net::IpAddr;
+use std::{collections::HashSet, net::IpAddr};
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
@@ -200,6 +200,7 @@ fn source_ranges(spec: &core::ServiceSpec, vips: &mut Vec<IpAddr>, problems: &mu
 
 fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<ServicePort> {
     let mut ports: Vec<ServicePort> = Vec::new();
+    let mut known = HashSet::new();
     for (i, api) in spec.ports.iter().flatten().enumerate() {
         let name = api.name.as_deref().unwrap_or_default();
         let Some(protocol) = problems.protocol(format_args!("spec.ports[{i}].protocol"), api.protocol.as_deref())
@@ -212,7 +213,7 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<ServicePort> 
                 .add(format_args!("spec.ports[{i}].port is {}, which is no port number, so it is ignored", api.port));
         } else if name.len() > MAX_NAME {
             problems.add(format_args!("spec.ports[{i}].name is longer than 63 bytes, so the port is ignored"));
-        } else if ports.iter().any(|p| *p.name == *name && p.protocol == protocol) {
+        } else if !known.insert((name, protocol)) {
             problems.add(format_args!("spec.ports[{i}] has the name and protocol of another port, so it is ignored"));
         } else {
             let node_port = problems.port(format_args!("spec.ports[{i}].nodePort"), api.node_port.unwrap_or_default());

@@ -50,7 +50,7 @@ pub fn read_yaml(document: Document<'_>, mut each: impl FnMut(Value)) -> Result<
     // 100,000 endpoints goes beyond it.
     let options = serde_saphyr::options! { budget: None, with_snippet: false };
     serde_saphyr::with_deserializer_from_str_with_options(document.text, options, |de| {
-        Objects(&mut each).deserialize(de)
+        Any(Objects(&mut each)).deserialize(de)
     })
     .map_err(|error| {
         let message = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
@@ -68,21 +68,24 @@ pub fn read_yaml(document: Document<'_>, mut each: impl FnMut(Value)) -> Result<
 pub fn read_json(text: &str, mut each: impl FnMut(Value)) -> Result<(), String> {
     let mut de = serde_json::Deserializer::from_str(text.trim_start_matches('\u{feff}'));
     while de.end().is_err() {
-        Objects(&mut each).deserialize(&mut de).map_err(|error| error.to_string())?;
+        Any(Objects(&mut each)).deserialize(&mut de).map_err(|error| error.to_string())?;
     }
     Ok(())
 }
 
-/// Takes an object as a value, but a list item by item: a file may hold one list of everything.
-struct Objects<'a, F>(&'a mut F);
+/// Whatever comes, a visitor takes.
+struct Any<V>(V);
 
-impl<'de, F: FnMut(Value)> DeserializeSeed<'de> for Objects<'_, F> {
-    type Value = ();
+impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Any<V> {
+    type Value = V::Value;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
+        deserializer.deserialize_any(self.0)
     }
 }
+
+/// Takes an object as a value, but a list item by item: a file may hold one list of everything.
+struct Objects<'a, F>(&'a mut F);
 
 impl<'de, F: FnMut(Value)> Visitor<'de> for Objects<'_, F> {
     type Value = ();
@@ -99,7 +102,7 @@ impl<'de, F: FnMut(Value)> Visitor<'de> for Objects<'_, F> {
         let mut object = Map::new();
         while let Some(field) = fields.next_key::<String>()? {
             if field == "items" {
-                fields.next_value_seed(Items(self.0))?;
+                fields.next_value_seed(Any(Items(self.0)))?;
                 object.insert("items".to_owned(), Value::Null);
             } else {
                 object.insert(field, fields.next_value()?);
@@ -115,14 +118,6 @@ impl<'de, F: FnMut(Value)> Visitor<'de> for Objects<'_, F> {
 /// The `items` of a list.
 struct Items<'a, F>(&'a mut F);
 
-impl<'de, F: FnMut(Value)> DeserializeSeed<'de> for Items<'_, F> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
 impl<'de, F: FnMut(Value)> Visitor<'de> for Items<'_, F> {
     type Value = ();
 
@@ -135,7 +130,7 @@ impl<'de, F: FnMut(Value)> Visitor<'de> for Items<'_, F> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while items.next_element_seed(Objects(self.0))?.is_some() {}
+        while items.next_element_seed(Any(Objects(self.0)))?.is_some() {}
         Ok(())
     }
 }
