@@ -10,6 +10,7 @@
 
 use std::{
     fs,
+    ops::RangeInclusive,
     path::PathBuf,
     sync::{
         Once,
@@ -76,6 +77,26 @@ impl Lab {
     /// # Errors
     /// When a namespace, device or cgroup cannot be made.
     pub fn named(name: &str, nodes: u8, mortal: bool) -> Result<Self> {
+        Self::of(name, 1..=nodes, nodes, mortal)
+    }
+
+    /// This machine's part of a lab that spans machines: one of its nodes. `uplink`, a device of this machine, leads to
+    /// the other parts. With the first node's part goes no router: that node is the one which gets lost.
+    ///
+    /// # Errors
+    /// When a namespace, device or cgroup cannot be made.
+    pub fn part(number: u8, nodes: u8, uplink: &str) -> Result<Self> {
+        let lab = Self::of("sheave-part", number..=number, nodes, true)?;
+        crate::place::ip(&["link", "set", uplink, "netns", &lab.fabric.netns])?;
+        lab.fabric.ip(&format!("link set {uplink} master br0 up"))?;
+        if number == 1 {
+            lab.fabric.ip("addr flush dev br0")?;
+        }
+        Ok(lab)
+    }
+
+    /// With those nodes out of so many.
+    fn of(name: &str, numbers: RangeInclusive<u8>, nodes: u8, mortal: bool) -> Result<Self> {
         leftovers::remove(name);
         let guard = Cleanup(name);
         let manifests = leftovers::folder(name).join("manifests");
@@ -99,7 +120,7 @@ impl Lab {
              link set eth0 up
              route add default via 198.51.100.1
              route add default via 2001:db8:100::1")?;
-        let spots = (1..=nodes).map(|number| Spot { lab: name.to_owned(), number, nodes });
+        let spots = numbers.map(|number| Spot { lab: name.to_owned(), number, nodes });
         let nodes = spots.map(|spot| Node::new(spot, &fabric, &manifests)).collect::<Result<Vec<_>>>()?;
         std::mem::forget(guard); // from here on the lab's own drop cleans up
         let lab = Self { name: name.to_owned(), nodes, outside, fabric, manifests };

@@ -3,6 +3,8 @@
 //! One static program and the licences, nothing else: no shell, no libraries, nothing to patch but sheave. The same
 //! sources and toolchain give the same bytes. The Dockerfile makes the same image where there is an engine.
 
+pub mod oci;
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
@@ -11,13 +13,12 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
-use tar::{Builder, EntryType, Header};
 
+use self::oci::{File, Image};
 use crate::{root, setup};
 
 /// The image's name without tag; the default of the Helm chart.
-pub const REPOSITORY: &str = "ghcr.io/sheave-lb/sheave";
+const REPOSITORY: &str = "ghcr.io/sheave-lb/sheave";
 /// Version of the workspace, the image's tag.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Where the program is in the image.
@@ -39,13 +40,6 @@ pub struct Args {
     rootfs: Option<PathBuf>,
 }
 
-/// A file of the image, with its path, without a leading slash, and its permissions.
-struct File {
-    path: String,
-    mode: u32,
-    content: Vec<u8>,
-}
-
 /// Builds the agent and packs it.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(folder) = &args.rootfs {
@@ -57,21 +51,27 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Name and tag that the Helm chart asks for.
+pub fn default_name() -> String {
+    format!("{REPOSITORY}:{VERSION}")
+}
+
 /// Builds the archive; says where it is.
 ///
 /// # Errors
 /// When the agent cannot be built, or a file cannot be read or written.
 pub fn archive(name: Option<&str>, output: Option<&Path>) -> Result<PathBuf> {
-    let name = name.map_or_else(|| format!("{REPOSITORY}:{VERSION}"), str::to_owned);
+    let name = name.map_or_else(default_name, str::to_owned);
     let path = output.map_or_else(
         || root::target().join(format!("image/sheave-{VERSION}-{}.tar", architecture())),
         Path::to_path_buf,
     );
-    let archive = oci_archive(&layer(&files()?)?, &name)?;
+    let image = Image { name, config: config(), layers: vec![oci::layer(&files()?)?] };
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    fs::write(&path, archive).with_context(|| format!("cannot write {}", path.display()))?;
+    let output = fs::File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    oci::archive(&[image], output).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
 }
 
@@ -114,83 +114,19 @@ fn lay_out(files: &[File], folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The files and their folders as a tarball that tells nothing of the machine it was made on.
-fn layer(files: &[File]) -> Result<Vec<u8>> {
-    let mut tar = Builder::new(Vec::new());
-    let mut folders: Vec<&Path> = files.iter().flat_map(|file| Path::new(&file.path).ancestors().skip(1)).collect();
-    folders.sort_unstable();
-    folders.dedup();
-    for folder in folders.into_iter().filter(|folder| !folder.as_os_str().is_empty()) {
-        append(&mut tar, &format!("{}/", folder.display()), EntryType::Directory, 0o755, &[])?;
-    }
-    for File { path, mode, content } in files {
-        append(&mut tar, path, EntryType::Regular, *mode, content)?;
-    }
-    Ok(tar.into_inner()?)
-}
-
-fn append(tar: &mut Builder<Vec<u8>>, path: &str, kind: EntryType, mode: u32, content: &[u8]) -> Result<()> {
-    let mut header = Header::new_ustar();
-    header.set_entry_type(kind);
-    header.set_mode(mode);
-    header.set_uid(0);
-    header.set_gid(0);
-    header.set_mtime(0);
-    header.set_size(content.len().try_into()?);
-    tar.append_data(&mut header, path, content).with_context(|| format!("cannot pack {path}"))
-}
-
-/// An OCI image layout in a tarball.
-fn oci_archive(layer: &[u8], name: &str) -> Result<Vec<u8>> {
-    let mut tar = Builder::new(Vec::new());
-    append(&mut tar, "oci-layout", EntryType::Regular, 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-    let layer = blob(&mut tar, "layer.v1.tar", layer)?;
-    let config = config(&layer["digest"]).to_string();
-    let config = blob(&mut tar, "config.v1+json", config.as_bytes())?;
-    let manifest = json!({
-        "schemaVersion": 2,
-        "mediaType": media_type("manifest.v1+json"),
-        "config": config,
-        "layers": [layer],
-    });
-    let mut manifest = blob(&mut tar, "manifest.v1+json", manifest.to_string().as_bytes())?;
-    let tag = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
-    // containerd reads the first, everybody else the second.
-    manifest["annotations"] = json!({ "io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag });
-    let index = json!({ "schemaVersion": 2, "mediaType": media_type("index.v1+json"), "manifests": [manifest] });
-    append(&mut tar, "index.json", EntryType::Regular, 0o644, index.to_string().as_bytes())?;
-    Ok(tar.into_inner()?)
-}
-
-/// Puts a blob in; gives its descriptor.
-fn blob(tar: &mut Builder<Vec<u8>>, kind: &str, content: &[u8]) -> Result<Value> {
-    let digest: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
-    append(tar, &format!("blobs/sha256/{digest}"), EntryType::Regular, 0o644, content)?;
-    Ok(json!({ "mediaType": media_type(kind), "digest": format!("sha256:{digest}"), "size": content.len() }))
-}
-
-fn media_type(kind: &str) -> String {
-    format!("application/vnd.oci.image.{kind}")
-}
-
 /// How the image runs, and what it says of itself. The Dockerfile says the same.
-fn config(layer: &Value) -> Value {
+fn config() -> Value {
     json!({
-        "architecture": architecture(),
-        "os": "linux",
-        "config": {
-            "Env": ["PATH=/usr/local/bin"],
-            "Entrypoint": [format!("/{PROGRAM}")],
-            "Cmd": ["agent"],
-            "Labels": {
-                "org.opencontainers.image.title": "sheave",
-                "org.opencontainers.image.description": "A kube-proxy replacement for any CNI",
-                "org.opencontainers.image.licenses": "(Apache-2.0 OR MIT) AND (MIT OR GPL-2.0-only)",
-                "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
-                "org.opencontainers.image.version": VERSION,
-            },
+        "Env": ["PATH=/usr/local/bin"],
+        "Entrypoint": [format!("/{PROGRAM}")],
+        "Cmd": ["agent"],
+        "Labels": {
+            "org.opencontainers.image.title": "sheave",
+            "org.opencontainers.image.description": "A kube-proxy replacement for any CNI",
+            "org.opencontainers.image.licenses": "(Apache-2.0 OR MIT) AND (MIT OR GPL-2.0-only)",
+            "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
+            "org.opencontainers.image.version": VERSION,
         },
-        "rootfs": { "type": "layers", "diff_ids": [layer] },
     })
 }
 

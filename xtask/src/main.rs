@@ -2,14 +2,18 @@
 //! the rest of the workspace needs, `setup` finds or installs.
 
 mod bench;
+mod ci;
+mod cluster;
 mod demo;
 mod docs;
+mod e2e;
 mod image;
 mod kubernetes;
 mod lint;
 mod root;
 mod setup;
 mod suites;
+mod tally;
 mod tidy;
 mod vm;
 
@@ -49,6 +53,10 @@ enum Command {
     Bench(bench::Args),
     /// Write docs/operations.md anew, from the code; a unit test says when that is due
     Docs,
+    /// A real Kubernetes on this host, its Services served by sheave or by kube-proxy
+    Cluster(cluster::Args),
+    /// Kubernetes' own tests against that cluster
+    E2e(e2e::Args),
     /// Boot other kernels and run tests in them
     Vm(vm::Args),
     /// Check what no compiler checks: layering, unsafe budget, links of the documentation
@@ -69,7 +77,9 @@ fn main() -> anyhow::Result<()> {
         Command::Image(args) => image::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Docs => docs::write(),
-        Command::Vm(args) => vm::run(&args),
+        Command::Cluster(args) => cluster::run(&args),
+        Command::E2e(args) => e2e::tally(&args).map(|tally| tally.conclude()),
+        Command::Vm(args) => vm::tally(&args).map(|tally| tally.conclude()),
         Command::Tidy => tidy::run(),
     }
 }

@@ -182,7 +182,7 @@ fn programs() {
 }
 
 /// Debian packages; fails where there is no apt or no right to use it.
-fn install(packages: &[&str]) -> Result<()> {
+pub fn install(packages: &[&str]) -> Result<()> {
     if !root::is_root() || !Path::new("/usr/bin/apt-get").exists() {
         bail!("cannot install {}: not root, or no apt-get here", packages.join(" "));
     }

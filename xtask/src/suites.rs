@@ -10,8 +10,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    kubernetes, lint, root,
+    ci, kubernetes, lint, root,
     setup::{self, Toolchain},
+    tally::Tally,
 };
 
 /// What to test.
@@ -23,25 +24,13 @@ pub struct Args {
     filter: Option<String>,
     /// Tests of one file that run at the same time
     #[arg(long, default_value_t = 2)]
-    threads: usize,
-}
-
-/// Results of one suite, or of all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Tally {
-    passed: usize,
-    failed: usize,
-    skipped: usize,
-    time: Duration,
-}
-
-impl Tally {
-    fn add(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.skipped += other.skipped;
-        self.time += other.time;
-    }
+    pub threads: usize,
+    /// Everything that CI runs: afterwards the tests on other kernels, and Kubernetes' own on a cluster
+    #[arg(long, conflicts_with_all = ["suite", "filter"])]
+    all: bool,
+    /// With --all: leave out what would not be done after so many minutes
+    #[arg(long, default_value_t = 70, value_name = "MINUTES")]
+    budget: u64,
 }
 
 /// A program full of tests.
@@ -55,8 +44,18 @@ pub struct Binary {
     pub path: PathBuf,
 }
 
-/// Runs what is asked for; an error when anything failed or nothing ran.
+/// Runs what is asked for; the last line says how it went, the exit status too.
 pub fn run(args: &Args) -> Result<()> {
+    if args.all {
+        ci::run(args, Duration::from_secs(args.budget * 60));
+    } else {
+        tally(args)?.conclude();
+    }
+    Ok(())
+}
+
+/// Runs what is asked for and prints the table.
+pub fn tally(args: &Args) -> Result<Tally> {
     let toolchain = setup::toolchain()?;
     let wanted = |suite: &str, name: &str| args.suite.as_deref().is_none_or(|s| s == suite || s == name);
     let mut table = Vec::new();
@@ -81,11 +80,7 @@ pub fn run(args: &Args) -> Result<()> {
     if total == (Tally { time: total.time, ..Tally::default() }) {
         bail!("no test matches; `cargo xtask test` without a suite runs all of them");
     }
-    println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
-    if total.failed > 0 {
-        std::process::exit(1); // the line above stays the last one
-    }
-    Ok(())
+    Ok(total)
 }
 
 fn run_check(check: &lint::Check, toolchain: &Toolchain) -> Tally {
@@ -95,8 +90,7 @@ fn run_check(check: &lint::Check, toolchain: &Toolchain) -> Tally {
     if let Err(error) = &result {
         println!("{error:#}");
     }
-    let failed = usize::from(result.is_err());
-    Tally { passed: 1 - failed, failed, skipped: 0, time: start.elapsed() }
+    Tally::of(&result, start)
 }
 
 /// What cargo has to build for a suite.
@@ -182,7 +176,7 @@ fn run_tests(binary: &Binary, args: &Args) -> Result<Tally> {
         lines.push(line);
     }
     let status = child.wait()?;
-    Ok(Tally { time: start.elapsed(), ..tally(&lines, status) })
+    Ok(Tally { time: start.elapsed(), ..count(&lines, status) })
 }
 
 /// Where cargo would run it: in the folder of its crate.
@@ -197,16 +191,16 @@ fn folder(binary: &Binary) -> PathBuf {
 }
 
 /// Counts from what the program said. One that ends without a result line, or badly after a good one, has failed.
-fn tally(lines: &[String], status: ExitStatus) -> Tally {
-    let count = |line: &str, word: &str| -> Option<usize> {
+fn count(lines: &[String], status: ExitStatus) -> Tally {
+    let number = |line: &str, word: &str| -> Option<usize> {
         line.split([';', '.']).find_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok())
     };
     let mut tally = Tally::default();
     for line in lines {
         if let Some(result) = line.strip_prefix("test result: ") {
-            tally.passed += count(result, "passed").unwrap_or(0);
-            tally.failed += count(result, "failed").unwrap_or(0);
-            tally.skipped += count(result, "ignored").unwrap_or(0);
+            tally.passed += number(result, "passed").unwrap_or(0);
+            tally.failed += number(result, "failed").unwrap_or(0);
+            tally.skipped += number(result, "ignored").unwrap_or(0);
         }
     }
     let skipped = lines.iter().filter(|line| line.starts_with("SKIPPED ")).count().min(tally.passed);
@@ -220,13 +214,11 @@ fn tally(lines: &[String], status: ExitStatus) -> Tally {
 
 /// The table; gives the sum.
 fn print(table: &[(String, String, Tally)]) -> Tally {
-    println!("\n{:<8} {:<24} {:>7} {:>7} {:>8} {:>8}", "SUITE", "NAME", "PASSED", "FAILED", "SKIPPED", "TIME");
+    println!("\n{:<8} {:<24} {}", "SUITE", "NAME", Tally::heads());
     let mut total = Tally::default();
     for (suite, name, tally) in table {
-        let Tally { passed, failed, skipped, time } = tally;
-        let mark = if *failed > 0 { "  ← failed" } else { "" };
-        println!("{suite:<8} {name:<24} {passed:>7} {failed:>7} {skipped:>8} {:>7.1}s{mark}", time.as_secs_f64());
-        total.add(*tally);
+        println!("{suite:<8} {name:<24} {}", tally.row());
+        total += *tally;
     }
     println!();
     total
@@ -236,7 +228,7 @@ fn print(table: &[(String, String, Tally)]) -> Tally {
 mod tests {
     use std::os::unix::process::ExitStatusExt;
 
-    use super::{ExitStatus, Tally, executable, tally};
+    use super::{ExitStatus, Tally, count, executable};
 
     #[test]
     fn cargo_names_the_programs_and_their_suites() {
@@ -264,7 +256,7 @@ mod tests {
         for (name, lines, status, [passed, failed, skipped]) in cases {
             let lines: Vec<_> = lines.iter().map(ToString::to_string).collect();
             let expected = Tally { passed, failed, skipped, ..Tally::default() };
-            assert_eq!(tally(&lines, ExitStatus::from_raw(status)), expected, "{name}");
+            assert_eq!(count(&lines, ExitStatus::from_raw(status)), expected, "{name}");
         }
     }
 }

@@ -8,6 +8,7 @@ mod apt;
 mod initramfs;
 mod kernel;
 mod machine;
+mod pair;
 mod report;
 
 use std::{
@@ -21,13 +22,14 @@ use anyhow::{Context, Result, bail};
 use self::{
     initramfs::Archive,
     kernel::{Kernel, Wanted},
-    machine::Emulator,
+    machine::{Boot, Emulator},
     report::Report,
 };
 use crate::{
     root,
     setup::{self, Toolchain},
-    suites,
+    suites::{self, Binary},
+    tally::Tally,
 };
 
 /// Programs of the workspace that tests start.
@@ -47,26 +49,30 @@ pub struct Args {
     /// Machines that run at the same time
     #[arg(long, default_value_t = 2)]
     jobs: usize,
+    /// Boot two machines of the newest kernel as two nodes, too; without kernels to choose that is done anyway
+    #[arg(long)]
+    pair: bool,
     /// Look for newer point releases than those in the cache
     #[arg(long)]
     update: bool,
 }
 
-/// Runs what is asked for; an error when anything failed or nothing ran.
-pub fn run(args: &Args) -> Result<()> {
+/// Runs what is asked for and prints the table.
+pub fn tally(args: &Args) -> Result<Tally> {
     let chosen = chosen(args)?;
     let emulator = match Emulator::find() {
         Ok(emulator) => emulator,
         Err(error) => {
-            println!("SKIPPED vm: no QEMU: {error:#}\n0 passed, 0 failed, {} skipped", chosen.len());
-            return Ok(());
+            println!("SKIPPED vm: no QEMU: {error:#}");
+            return Ok(Tally::skipped(chosen.len()));
         }
     };
     let toolchain = setup::toolchain()?;
     toolchain.build_workspace()?;
     let work = root::target().join("vm");
     fs::create_dir_all(&work).with_context(|| work.display().to_string())?;
-    let payload = payload(&toolchain, args)?;
+    let payload = Payload::new(&toolchain, &args.tests)?;
+    let archive = payload.archive(&args.tests, args.filter.as_deref())?;
 
     let (queue, reports) = (Mutex::new(chosen.iter()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -74,7 +80,7 @@ pub fn run(args: &Args) -> Result<()> {
             scope.spawn(|| {
                 loop {
                     let Some(wanted) = queue.lock().ok().and_then(|mut queue| queue.next()) else { return };
-                    let report = boot(wanted, args.update, &emulator, &payload, &work);
+                    let report = boot(wanted, args.update, &emulator, &archive, &work);
                     report.tell();
                     if let Ok(mut reports) = reports.lock() {
                         reports.push(report);
@@ -85,7 +91,12 @@ pub fn run(args: &Args) -> Result<()> {
     });
     let mut reports = reports.into_inner().unwrap_or_default();
     reports.sort_by_key(|report| chosen.iter().position(|wanted| wanted.name == report.kernel));
-    report::conclude(&reports)
+    if let (Some(wanted), true) = (chosen.last(), args.pair || args.kernels.is_empty()) {
+        let report = pair::run(wanted, &emulator, &payload, &work);
+        report.tell();
+        reports.push(report);
+    }
+    Ok(report::print(&reports))
 }
 
 /// The rows of the matrix that are asked for, in its order.
@@ -99,27 +110,41 @@ fn chosen(args: &Args) -> Result<Vec<Wanted>> {
     Ok(matrix.into_iter().filter(is_chosen).collect())
 }
 
-/// Everything but the kernel's modules: init, the programs, and what init is to run.
-fn payload(toolchain: &Toolchain, args: &Args) -> Result<Archive> {
-    let built = root::target().join("debug");
-    let mut archive = Archive::default();
-    archive.program("init", &built.join("sheave-init"))?;
-    archive.program("bin/ip", &program_of_host("ip")?)?;
-    for name in PROGRAMS {
-        archive.program(&format!("bin/{name}"), &built.join(name))?;
+/// Everything but the kernel's modules and what is to be run.
+struct Payload {
+    programs: Archive,
+    tests: Vec<Binary>,
+}
+
+impl Payload {
+    /// init, the programs, and the wanted files of tests, built.
+    fn new(toolchain: &Toolchain, tests: &[String]) -> Result<Self> {
+        let built = root::target().join("debug");
+        let mut programs = Archive::default();
+        programs.program("init", &built.join("sheave-init"))?;
+        programs.program("bin/ip", &program_of_host("ip")?)?;
+        for name in PROGRAMS {
+            programs.program(&format!("bin/{name}"), &built.join(name))?;
+        }
+        let names = tests.iter().map(String::as_str).chain([pair::TESTS]);
+        let kinds: Vec<&str> = names.flat_map(|name| ["--test", name]).collect();
+        Ok(Self { programs, tests: suites::binaries(toolchain, &kinds)? })
     }
-    let mut commands = "check /bin/sheave check\n".to_owned();
-    let kinds: Vec<&str> = args.tests.iter().flat_map(|name| ["--test", name]).collect();
-    let binaries = suites::binaries(toolchain, &kinds)?;
-    for name in &args.tests {
-        let binary = binaries.iter().find(|binary| binary.name == *name);
-        let binary = binary.with_context(|| format!("there is no tests/tests/{name}.rs"))?;
-        archive.program(&format!("tests/{name}"), &binary.path)?;
-        let filter = args.filter.as_ref().map(|filter| format!(" {filter}")).unwrap_or_default();
-        commands += &format!("{name} /tests/{name} --nocapture --test-threads 2{filter}\n");
+
+    /// With files of tests, and the commands that run them.
+    fn archive(&self, tests: &[String], filter: Option<&str>) -> Result<Archive> {
+        let mut archive = self.programs.clone();
+        let mut commands = "check /bin/sheave check\n".to_owned();
+        for name in tests {
+            let binary = self.tests.iter().find(|binary| binary.name == *name);
+            let binary = binary.with_context(|| format!("there is no tests/tests/{name}.rs"))?;
+            archive.program(&format!("tests/{name}"), &binary.path)?;
+            let filter = filter.map(|filter| format!(" {filter}")).unwrap_or_default();
+            commands += &format!("{name} /tests/{name} --nocapture --test-threads 2{filter}\n");
+        }
+        archive.file("commands", commands.as_bytes());
+        Ok(archive)
     }
-    archive.file("commands", commands.as_bytes());
-    Ok(archive)
 }
 
 fn program_of_host(name: &str) -> Result<PathBuf> {
@@ -134,13 +159,18 @@ fn boot(wanted: &Wanted, update: bool, emulator: &Emulator, payload: &Archive, w
     let run = || {
         let kernel = Kernel::get(wanted, update)?;
         println!("vm: booting {}", kernel.release);
-        let mut archive = payload.clone();
-        kernel.modules(&mut archive)?;
-        let initramfs = work.join(format!("{}.cpio", wanted.name));
-        fs::write(&initramfs, archive.finish()).with_context(|| initramfs.display().to_string())?;
-        let run = emulator.run(&kernel, &initramfs, &log);
+        let initramfs = initramfs(&kernel, payload, &work.join(format!("{}.cpio", wanted.name)))?;
+        let run = emulator.run(&Boot { kernel: &kernel, initramfs: &initramfs, log: &log, wire: None });
         fs::remove_file(&initramfs)?;
         run
     };
     Report::new(&wanted.name, run(), &log)
+}
+
+/// Writes what a machine starts with: the payload and the kernel's modules.
+fn initramfs(kernel: &Kernel, payload: &Archive, to: &Path) -> Result<PathBuf> {
+    let mut archive = payload.clone();
+    kernel.modules(&mut archive)?;
+    fs::write(to, archive.finish()).with_context(|| to.display().to_string())?;
+    Ok(to.to_owned())
 }

@@ -2,9 +2,10 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -79,30 +80,93 @@ impl Emulator {
     }
 
     /// Boots a kernel and waits for its end; the console goes to a file, too.
-    pub fn run(&self, kernel: &Kernel, initramfs: &Path, log: &Path) -> Result<Run> {
-        let start = Instant::now();
+    pub fn run(&self, boot: &Boot<'_>) -> Result<Run> {
+        self.start(boot)?.finish(boot.log, |_| Ok(()))
+    }
+
+    /// Boots a kernel.
+    pub fn start(&self, boot: &Boot<'_>) -> Result<Machine> {
         let mut command = self.command()?;
         command.args(["-accel", &accelerator(), "-cpu", "max", "-smp", "1", "-m", MEMORY]);
-        command.arg("-kernel").arg(kernel.image()?).arg("-initrd").arg(initramfs);
+        command.arg("-kernel").arg(boot.kernel.image()?).arg("-initrd").arg(boot.initramfs);
         command.args(["-append", "console=ttyS0 loglevel=4 panic=-1"]); // -1 = reboot at once
         command.args(["-no-reboot", "-nodefaults", "-display", "none", "-serial", "stdio"]);
         command.args(["-device", "isa-debug-exit,iobase=0x501,iosize=1"]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start QEMU")?;
+        if let Some(wire) = &boot.wire {
+            let Wire { own, other, address } = wire;
+            let ends = [("local", own), ("remote", other)];
+            let ends = ends.map(|(end, path)| format!("{end}.type=unix,{end}.path={}", path.display()));
+            command.arg("-netdev").arg(format!("dgram,id=wire,{}", ends.join(",")));
+            command.arg("-device").arg(format!("virtio-net-pci,netdev=wire,mac={address},romfile="));
+        }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start QEMU")?;
+        Ok(Machine { child, start: Instant::now() })
+    }
+}
+
+/// What to boot, and how.
+pub struct Boot<'a> {
+    /// The kernel.
+    pub kernel: &'a Kernel,
+    /// What it starts with.
+    pub initramfs: &'a Path,
+    /// Where the console goes.
+    pub log: &'a Path,
+    /// A network card.
+    pub wire: Option<Wire>,
+}
+
+/// One end of a cable between two machines: datagrams between sockets of this host.
+pub struct Wire {
+    /// This end's socket.
+    pub own: PathBuf,
+    /// The other end's.
+    pub other: PathBuf,
+    /// Of the network card.
+    pub address: &'static str,
+}
+
+/// A machine that runs; it is turned off when this is dropped.
+pub struct Machine {
+    /// `timeout`, which hands signals on to QEMU.
+    child: Child,
+    start: Instant,
+}
+
+impl Machine {
+    /// Waits for its end; `hear` is told every line of the console when it comes.
+    pub fn finish(mut self, log: &Path, mut hear: impl FnMut(&str) -> Result<()>) -> Result<Run> {
         let mut file = File::create(log).with_context(|| log.display().to_string())?;
         let mut lines = Vec::new();
-        for line in BufReader::new(child.stdout.take().context("QEMU has no stdout")?).split(b'\n') {
+        for line in BufReader::new(self.child.stdout.take().context("QEMU has no stdout")?).split(b'\n') {
             let line = String::from_utf8_lossy(&line?).trim_end_matches('\r').to_owned();
             writeln!(file, "{line}")?;
+            hear(&line)?;
             lines.push(line);
         }
-        let status = child.wait()?;
+        let status = self.child.wait()?;
         let failure = match status.code() {
             Some(GOOD) if lines.iter().any(|line| line == CLOSING) => None,
             Some(GOOD) => Some("it ended well without its closing line".to_owned()),
             Some(124 | 137) => Some(format!("it was not done after {LIMIT:?}")),
             _ => Some(format!("it died ({status})")),
         };
-        Ok(Run { lines, failure, time: start.elapsed() })
+        Ok(Run { lines, failure, time: self.start.elapsed() })
+    }
+
+    /// What it says goes to a file, and to nobody.
+    pub fn log_to(&mut self, log: &Path) -> Result<()> {
+        let mut output = self.child.stdout.take().context("QEMU has no stdout")?;
+        let mut file = File::create(log).with_context(|| log.display().to_string())?;
+        thread::spawn(move || io::copy(&mut output, &mut file));
+        Ok(())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 use anyhow::Result;
 
 use super::machine::Run;
+use crate::tally::Tally;
 
 /// Shown of the console of a machine in which something failed.
 const TAIL: usize = 120;
@@ -101,8 +102,8 @@ fn outcomes(lines: &[String]) -> BTreeMap<String, Outcome> {
     all
 }
 
-/// The table and the last line; an error when anything failed.
-pub fn conclude(reports: &[Report]) -> Result<()> {
+/// The table, and its sums.
+pub fn print(reports: &[Report]) -> Tally {
     let mut scenarios: Vec<&String> = reports.iter().flat_map(|report| report.outcomes.keys()).collect();
     scenarios.sort();
     scenarios.dedup();
@@ -128,11 +129,8 @@ pub fn conclude(reports: &[Report]) -> Result<()> {
     let (passed, skipped) = (total(Outcome::Passed), total(Outcome::Skipped));
     let dead = reports.iter().filter(|report| report.failure.is_some()).count();
     let failed = total(Outcome::Failed).max(dead);
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
-    if failed > 0 || passed == 0 {
-        std::process::exit(1); // the line above stays the last one
-    }
-    Ok(())
+    let time = reports.iter().map(|report| report.time).sum();
+    Tally { passed, failed, skipped, time }
 }
 
 #[cfg(test)]

@@ -1,0 +1,170 @@
+//! docs/migrating-from-kube-proxy.md, step by step on a real cluster, while clients go on asking: nobody may notice.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    Proxy, Up,
+    images::Images,
+    lab::{self, Lab, write},
+    process::{eventually, said},
+    proxy,
+    traffic::Traffic,
+};
+use crate::{kubernetes, tally::Tally};
+
+/// The Service that is asked.
+const WEB: &str = include_str!("web.yaml");
+const NODE_PORT: &str = "30080";
+const CLUSTER_IP: &str = "10.96.0.80:80";
+
+/// The way there and back.
+struct Migration {
+    lab: Lab,
+    clients: Vec<(&'static str, Traffic)>,
+}
+
+type Step = (&'static str, fn(&Migration) -> Result<()>);
+
+/// Numbers are those of the document's sections.
+const STEPS: [Step; 7] = [
+    ("2 install beside kube-proxy", Migration::install),
+    ("3 kube-proxy leaves every node", Migration::take_away),
+    ("3 its rules are removed", Migration::clean),
+    ("4 nothing of it is left", Migration::look),
+    ("5 kube-proxy comes back", Migration::let_in),
+    ("5 every node is cleaned", Migration::leave),
+    ("5 nothing of sheave is left", Migration::look_again),
+];
+
+/// Goes the way and prints the table; what was begun under traffic is only good when no request failed.
+pub fn tally(cluster: &Up) -> Result<Tally> {
+    let images = Images::make(&kubernetes::folder()?, &Up { proxy: Proxy::Sheave, ..cluster.clone() })?;
+    let lab = super::up(&Up { proxy: Proxy::Nftables, ..cluster.clone() })?;
+    proxy::import_sheave(&lab, &images)?;
+    lab.apply(WEB)?;
+    lab.said(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
+    let mut migration = Migration { clients: clients(&lab)?, lab };
+    let mut table = vec![("1 kube-proxy serves", Instant::now(), migration.check())];
+    for (name, step) in STEPS {
+        let start = Instant::now();
+        let result = step(&migration).and_then(|()| migration.check());
+        let is_bad = result.is_err();
+        println!("migrate: {name}: {}", if is_bad { "FAILED" } else { "ok" });
+        table.push((name, start, result));
+        if is_bad {
+            break; // the rest would only tell of this
+        }
+    }
+    drop(migration.clients);
+    migration.lab.said(&["delete", "--filename", &apply_file(&migration.lab)?, "--wait=false"])?;
+
+    let mut total = Tally::default();
+    println!("\n{:<8} STEP", "RESULT");
+    for (name, start, result) in &table {
+        total += Tally::of(result, *start);
+        match result {
+            Ok(()) => println!("{:<8} {name}", "ok"),
+            Err(error) => println!("{:<8} {name}: {error:#}", "FAILED"),
+        }
+    }
+    println!();
+    Ok(total)
+}
+
+fn apply_file(lab: &Lab) -> Result<String> {
+    let path = lab.state.join("web.yaml");
+    write(&path, WEB)?;
+    Ok(path.display().to_string())
+}
+
+/// Outside, by node ports; on each node, by the ClusterIP and its own node port.
+fn clients(lab: &Lab) -> Result<Vec<(&'static str, Traffic)>> {
+    let ports: Vec<String> = lab.numbers().flat_map(lab::addresses).map(|address| with_port(&address)).collect();
+    let mut clients = vec![("outside", Traffic::start(lab, "out", &ports)?)];
+    for number in lab.numbers() {
+        let mut addresses = vec![CLUSTER_IP.to_owned()];
+        addresses.extend(lab::addresses(number).iter().map(|address| with_port(address)));
+        clients.push(("on a node", Traffic::start(lab, &format!("n{number}"), &addresses)?));
+    }
+    Ok(clients)
+}
+
+fn with_port(address: &str) -> String {
+    if address.contains(':') { format!("[{address}]:{NODE_PORT}") } else { format!("{address}:{NODE_PORT}") }
+}
+
+impl Migration {
+    fn check(&mut self) -> Result<()> {
+        for (name, client) in &mut self.clients {
+            client.check().with_context(|| format!("a client {name} was disturbed"))?;
+        }
+        Ok(())
+    }
+
+    fn install(&self) -> Result<()> {
+        let words = ["-n", "kube-system", "get", "configmap", "kube-proxy", "-o", r"jsonpath={.data.config\.conf}"];
+        let config = self.lab.state.join("config.conf");
+        write(&config, &self.lab.said(&words)?)?;
+        let file = format!("kubeProxyConfig={}", config.display());
+        let values = proxy::values()?;
+        let install = ["install", "sheave", &proxy::chart(), "--set-file", &file];
+        proxy::helm(&self.lab, &[install.as_slice(), proxy::words(&values).as_slice()].concat())?;
+        proxy::rolled_out(&self.lab, "sheave")
+    }
+
+    fn take_away(&self) -> Result<()> {
+        let patch = r#"{"spec":{"template":{"spec":{"nodeSelector":{"sheave.io/kube-proxy":"wanted"}}}}}"#;
+        self.lab.said(&["-n", "kube-system", "patch", "daemonset", "kube-proxy", "--patch", patch])?;
+        self.has_no_pods("k8s-app=kube-proxy")
+    }
+
+    fn clean(&self) -> Result<()> {
+        proxy::clean_kube_proxy(&self.lab)
+    }
+
+    fn look(&self) -> Result<()> {
+        proxy::rolled_out(&self.lab, "sheave")?;
+        self.on_nodes("nft list ruleset", |said| {
+            ensure!(!said.to_lowercase().contains("kube-proxy"), "nftables still has a table of kube-proxy");
+            Ok(())
+        })
+    }
+
+    fn let_in(&self) -> Result<()> {
+        let patch = r#"[{"op":"remove","path":"/spec/template/spec/nodeSelector/sheave.io~1kube-proxy"}]"#;
+        self.lab.said(&["-n", "kube-system", "patch", "daemonset", "kube-proxy", "--type=json", "--patch", patch])?;
+        proxy::rolled_out(&self.lab, "kube-proxy")
+    }
+
+    fn leave(&self) -> Result<()> {
+        proxy::remove_sheave(&self.lab)?;
+        self.has_no_pods("app.kubernetes.io/name=sheave")
+    }
+
+    fn look_again(&self) -> Result<()> {
+        self.on_nodes("ls /sys/fs/bpf /run/sheave; tc filter show dev eth0 ingress", |said| {
+            let left = said.lines().find(|line| line.contains("sheave") && !line.ends_with(':'));
+            ensure!(left.is_none(), "{}", left.unwrap_or_default());
+            Ok(())
+        })
+    }
+
+    fn on_nodes(&self, script: &str, check: impl Fn(&str) -> Result<()>) -> Result<()> {
+        for number in self.lab.numbers() {
+            let name = format!("n{number}");
+            let said = said(self.lab.enter(&name)?.args(["sh", "-c", script]))?;
+            check(&said).with_context(|| format!("on {name}"))?;
+        }
+        Ok(())
+    }
+
+    fn has_no_pods(&self, label: &str) -> Result<()> {
+        eventually(&format!("no pod has {label}"), 90, || {
+            let said = self.lab.said(&["-n", "kube-system", "get", "pods", "-l", label, "-o", "name"])?;
+            ensure!(said.trim().is_empty(), "there are {}", said.trim().replace('\n', ", "));
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,134 @@
+//! Clients that go on asking while the cluster is changed, and say what went wrong.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{cgroup, lab::Lab};
+
+/// Between two requests to one address.
+const PAUSE: Duration = Duration::from_millis(20);
+/// An answer that takes longer has failed.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Requests from one place to some addresses, each over a connection of its own, and over one that stays open.
+pub struct Traffic {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Traffic {
+    /// Begins asking; a node's own processes are in its cgroup, so that their sockets are seen.
+    pub fn start(lab: &Lab, place: &str, addresses: &[String]) -> Result<Self> {
+        let enter: String = match place {
+            "out" | "lan" => String::new(),
+            node => cgroup::make(node)?.iter().map(|file| format!("echo $$ > '{}' && ", file.display())).collect(),
+        };
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{enter}exec \"$@\""), "sh"]).args(lab.inside(place)?);
+        command.arg(env::current_exe()?).args(["cluster", "ask"]).args(addresses);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start a client")?;
+        let input = child.stdin.take().context("no stdin")?;
+        let output = BufReader::new(child.stdout.take().context("no stdout")?);
+        Ok(Self { child, input, output })
+    }
+
+    /// Fails when a request since the last call did, or there was none to an address.
+    pub fn check(&mut self) -> Result<()> {
+        self.input.write_all(b"\n")?;
+        let mut said = String::new();
+        self.output.read_line(&mut said)?;
+        ensure!(said.trim() == "well", "{}", said.trim());
+        Ok(())
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Default)]
+struct Count {
+    good: usize,
+    bad: Vec<String>,
+}
+
+impl Count {
+    fn complaint(&self, name: &str) -> Option<String> {
+        let all = self.good + self.bad.len();
+        match self.bad.first() {
+            Some(first) => Some(format!("{name}: {} of {all} failed: {first}", self.bad.len())),
+            None => (all == 0).then(|| format!("{name}: nothing was asked")),
+        }
+    }
+}
+
+/// The client's process: a line on standard input asks how it went since the last one.
+pub fn ask(addresses: &[SocketAddr]) -> Result<()> {
+    let counts: Arc<Mutex<BTreeMap<String, Count>>> = Arc::default();
+    for address in addresses.iter().copied() {
+        for stays in [false, true] {
+            let counts = Arc::clone(&counts);
+            let name = format!("{address}{}", if stays { " over a connection that stays" } else { "" });
+            thread::spawn(move || go_on(address, stays, &name, &counts));
+        }
+    }
+    for line in std::io::stdin().lines() {
+        line?;
+        thread::sleep(PATIENCE); // each has ended at least one request since
+        let mut counts = counts.lock().map_err(|_| anyhow::anyhow!("a client has died"))?;
+        let wrong: Vec<String> = counts.iter().filter_map(|(name, count)| count.complaint(name)).collect();
+        for count in counts.values_mut() {
+            *count = Count::default();
+        }
+        println!("{}", if wrong.is_empty() { "well".to_owned() } else { wrong.join("; ") });
+    }
+    Ok(())
+}
+
+fn go_on(address: SocketAddr, stays: bool, name: &str, counts: &Mutex<BTreeMap<String, Count>>) {
+    let mut kept: Option<TcpStream> = None;
+    loop {
+        let open = || TcpStream::connect_timeout(&address, PATIENCE).map_err(Into::into);
+        let result = kept.take().map_or_else(open, Ok).and_then(|mut stream| request(&mut stream).map(|()| stream));
+        if let Ok(mut counts) = counts.lock() {
+            let count = counts.entry(name.to_owned()).or_default();
+            match result {
+                Ok(stream) => {
+                    count.good += 1;
+                    kept = stays.then_some(stream);
+                }
+                Err(error) => count.bad.push(format!("{error:#}")),
+            }
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+fn request(stream: &mut TcpStream) -> Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: web\r\n\r\n")?;
+    let mut answer = Vec::new();
+    let mut buffer = [0; 512];
+    while !answer.windows(4).any(|end| end == b"\r\n\r\n") {
+        let length = stream.read(&mut buffer)?;
+        ensure!(length > 0, "the connection was closed");
+        answer.extend_from_slice(&buffer[..length]);
+    }
+    ensure!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer[..answer.len().min(40)]));
+    Ok(())
+}
