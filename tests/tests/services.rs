@@ -175,19 +175,37 @@ fn case_09_a_port_removed_or_renumbered_is_gone_from_the_kernel() -> Result<()> 
     let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
     let pod = lab.n1().pod(10)?;
     let _server = pod.place.echo("A", &["8080/TCP", "8081/TCP"])?;
-    let client = lab.n1().host.client()?;
+    let (client, outside) = (lab.n1().host.client()?, lab.outside.client()?);
     let slice = Slice::new("p-1", "p").port("a", 8080, "TCP").port("b", 8081, "TCP").ready("10.244.1.10", "n1");
-    let before = Svc::new("p").ip("10.96.0.26").port("a", 80, "TCP").port("b", 81, "TCP");
-    lab.apply(&[&slice, &before])?;
-    agent.expect("p", &["10.96.0.26:80/TCP → 10.244.1.10:8080", "10.96.0.26:81/TCP → 10.244.1.10:8081"])?;
+    let before = Svc::new("p").ip("10.96.0.26").port("a", 80, "TCP").node_port(30080);
+    lab.apply(&[&slice, &before.port("b", 81, "TCP").node_port(30081)])?;
+    let (a, b) = ("10.244.1.10:8080", "10.244.1.10:8081");
+    let kept = format!("192.0.2.11:30081/TCP → {b}");
+    let lines = [format!("10.96.0.26:80/TCP → {a}"), format!("192.0.2.11:30080/TCP → {a}")];
+    agent.expect("p", &[&lines[0], &lines[1], &format!("10.96.0.26:81/TCP → {b}"), &kept])?;
     let rows = agent.kernel()?.len();
+    let loads = [&client, &outside]
+        .map(|client| client.load(Way::Tcp, LoadKind::Dial, "192.0.2.11:30081", Duration::ZERO))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
 
-    lab.apply(&[&Svc::new("p").ip("10.96.0.26").port("b", 82, "TCP")])?;
-    agent.expect("p", &["10.96.0.26:82/TCP → 10.244.1.10:8081"])?;
-    assert_eq!(agent.kernel()?.len(), rows - 1);
-    for (port, outcome) in [(80, "ECONNREFUSED"), (81, "ECONNREFUSED"), (82, "A")] {
-        assert_eq!(client.outcome(Way::Tcp, &format!("10.96.0.26:{port}"))?, outcome, "{port}");
+    lab.apply(&[&Svc::new("p").ip("10.96.0.26").port("b", 82, "TCP").node_port(30081)])?;
+    agent.expect("p", &[&format!("10.96.0.26:82/TCP → {b}"), &kept])?;
+    for load in loads {
+        let report = load.stop()?;
+        assert!(report.failed == 0 && report.answered > 0, "its node port serves it all the while: {report:?}");
     }
+    let gone = rows - agent.kernel()?.len();
+    assert_eq!(gone, 3, "port 80, node port 30080 and its loopback side");
+    for (to, outcome) in [
+        ("10.96.0.26:80", "ECONNREFUSED"),
+        ("10.96.0.26:81", "ECONNREFUSED"),
+        ("10.96.0.26:82", "A"),
+        ("192.0.2.11:30080", "ECONNREFUSED"),
+    ] {
+        assert_eq!(client.outcome(Way::Tcp, to)?, outcome, "{to}");
+    }
+    assert_eq!(outside.outcome(Way::Tcp, "192.0.2.11:30080")?, "ECONNREFUSED");
     Ok(())
 }
 

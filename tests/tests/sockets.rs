@@ -136,6 +136,7 @@ fn case_16_an_ipv6_socket_dials_an_ipv4_service() -> Result<()> {
     lab.apply(&[&service, &slice])?;
     let clients = [("pod", pod.place.client()?), ("host", lab.n1().host.client()?)];
     agent.until_programmed("v4")?;
+    let tap = lab.fabric.tap()?;
     for (from, client) in &clients {
         for (way, to) in [
             (Way::Tcp, "[::ffff:10.96.0.31]:80"),
@@ -159,6 +160,7 @@ fn case_16_an_ipv6_socket_dials_an_ipv4_service() -> Result<()> {
         let direct = client.dial(Way::Tcp, "[2001:db8:1::10]:8080")?;
         assert_eq!(direct.peer.to_string(), "[2001:db8:1::10]:8080", "{from}: a genuine IPv6 address is left alone");
     }
+    assert_eq!(tap.to("10.96.0.31")?, 0, "packets for the ClusterIP left the node");
     Ok(())
 }
 
@@ -167,25 +169,31 @@ fn case_17_without_endpoints_a_dial_is_refused_at_once() -> Result<()> {
     let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
     let (backend, pod) = (lab.n1().pod(10)?, lab.n1().pod(20)?);
     let _server = backend.place.echo("A", &["8080/TCP", "8080/UDP"])?;
-    let service = Svc::new("empty").ip("10.96.0.32").port("t", 80, "TCP").port("u", 80, "UDP");
+    let service = Svc::new("empty").ip("10.96.0.32").port("t", 80, "TCP").node_port(30032);
+    let service = service.port("u", 80, "UDP").node_port(30032);
     let slice = Slice::new("empty-1", "empty").port("t", 8080, "TCP").port("u", 8080, "UDP");
     let ready = slice.clone().ready("10.244.1.10", "n1");
     let not_ready = slice.clone().not_ready("10.244.1.10", "n1");
     let clients = [("host", lab.n1().host.client()?), ("pod", pod.place.client()?)];
-    let refused = ["10.96.0.32:80/TCP → refused", "10.96.0.32:80/UDP → refused"];
-    let served = ["10.96.0.32:80/TCP → 10.244.1.10:8080", "10.96.0.32:80/UDP → 10.244.1.10:8080"];
+    let outside = lab.outside.client()?;
+    let tap = lab.fabric.tap()?;
+    let lines = |to: &str| {
+        let at = ["10.96.0.32:80/TCP", "10.96.0.32:80/UDP", "192.0.2.11:30032/TCP", "192.0.2.11:30032/UDP"];
+        at.map(|at| format!("{at} → {to}"))
+    };
+    let (refused, served) = (lines("refused"), lines("10.244.1.10:8080"));
 
     lab.apply(&[&service])?;
     for (phase, change, lines, outcome) in [
-        ("no slice", None, refused, "ECONNREFUSED"),
-        ("only a not-ready endpoint", Some(&not_ready), refused, "ECONNREFUSED"),
-        ("one ready endpoint", Some(&ready), served, "A"),
-        ("none again", Some(&slice), refused, "ECONNREFUSED"),
+        ("no slice", None, &refused, "ECONNREFUSED"),
+        ("only a not-ready endpoint", Some(&not_ready), &refused, "ECONNREFUSED"),
+        ("one ready endpoint", Some(&ready), &served, "A"),
+        ("none again", Some(&slice), &refused, "ECONNREFUSED"),
     ] {
         if let Some(slice) = change {
             lab.apply(&[slice])?;
         }
-        agent.expect("empty", &lines)?;
+        agent.expect("empty", &lines.each_ref().map(String::as_str))?;
         for (from, client) in &clients {
             for (way, to) in WAYS.into_iter().flat_map(|way| [(way, "10.96.0.32:80"), (way, "[::ffff:10.96.0.32]:80")])
             {
@@ -194,7 +202,12 @@ fn case_17_without_endpoints_a_dial_is_refused_at_once() -> Result<()> {
                 assert!(start.elapsed().as_secs() < 1, "{phase}: {from}, {way:?} {to} took {:?}", start.elapsed());
             }
         }
+        // A RST, or ICMP port unreachable; nothing tells a socket that is not connected.
+        for way in [Way::Tcp, Way::Udp] {
+            assert_eq!(outside.outcome(way, "192.0.2.11:30032")?, outcome, "{phase}: from outside, {way:?}");
+        }
     }
+    assert_eq!(tap.to("10.96.0.32")?, 0, "packets for the ClusterIP left the node");
     Ok(())
 }
 

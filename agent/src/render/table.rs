@@ -1,4 +1,7 @@
 //! Aligned columns without borders, as kubectl prints them.
+//!
+//! Laying out a line is the twenty lines at the end of this file. A crate for tables would take these over, but not what
+//! the rest is about: which lines are new since the last print, in columns that a watch has seen growing.
 
 use std::{
     collections::{HashMap, HashSet},
