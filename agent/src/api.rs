@@ -5,7 +5,13 @@
 
 pub mod client;
 
-use std::{convert::Infallible, fs, io, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+use std::{
+    convert::Infallible,
+    fs, io,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -25,6 +31,7 @@ use tokio::{
 
 use crate::{
     metrics::Snapshot,
+    upkeep::{PERIOD, Part, Upkeep},
     view::{Items, ServiceView, StatusView},
 };
 
@@ -74,6 +81,46 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     Ok(listener)
+}
+
+/// Serves until the listener fails for good, at the same path whoever removes the socket or its directory.
+///
+/// # Errors
+///
+/// That failure.
+pub async fn keep(path: PathBuf, listener: UnixListener, handle: ApiHandle, upkeep: Upkeep) -> io::Result<()> {
+    let mut serving = Box::pin(serve(listener, handle.clone()));
+    let mut ours = inode(&path).ok();
+    loop {
+        tokio::select! {
+            ended = &mut serving => return ended,
+            () = sleep(PERIOD) => {}
+        }
+        let is_there = ours.is_some() && inode(&path).ok() == ours;
+        let outcome = if is_there {
+            Ok(false)
+        } else {
+            bind_again(&path).map(|listener| {
+                serving = Box::pin(serve(listener, handle.clone()));
+                ours = inode(&path).ok();
+                true
+            })
+        };
+        upkeep.note(Part::Socket, path.display(), outcome);
+        upkeep.report();
+    }
+}
+
+fn bind_again(path: &Path) -> io::Result<UnixListener> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    bind(path)
+}
+
+/// Tells our socket from another file of its name.
+fn inode(path: &Path) -> io::Result<u64> {
+    fs::symlink_metadata(path).map(|metadata| metadata.ino())
 }
 
 /// Serves until the listener fails for good.

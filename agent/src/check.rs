@@ -176,6 +176,11 @@ fn bpf_filesystem(facts: &Facts, bpffs: &Path) -> Finding {
     const NAME: &str = "BPF filesystem";
     let shown = bpffs.display();
     match mount_of(bpffs, &facts.mounts) {
+        Some(mount) if mount.kind == "bpf" && mount.read_only => Finding::fail(
+            NAME,
+            format!("{shown} is read-only"),
+            format!("nothing can be pinned there: mount -o remount,rw {}", mount.point.display()),
+        ),
         Some(mount) if mount.kind == "bpf" => Finding::ok(NAME, shown.to_string()),
         Some(mount) => Finding::fail(
             NAME,

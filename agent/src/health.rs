@@ -90,6 +90,12 @@ impl Health {
         self.ready = true;
     }
 
+    /// Whether it is.
+    #[must_use]
+    pub const fn is_ready(&self) -> bool {
+        self.ready
+    }
+
     /// Whether no family has work that is too old.
     #[must_use]
     pub fn is_healthy(&self, now: Moment) -> bool {

@@ -6,11 +6,12 @@ use std::{
 };
 
 use sheave_ebpf::{
-    backend::Backend,
+    backend::{Backend, RETIRED},
     frontend::{
         Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
         KIND_UNKNOWN_PORT,
     },
+    meta,
     names::{ServiceName, unpad},
     proto,
     service::{
@@ -34,6 +35,8 @@ pub trait ReadTables {
     fn slot(&self, index: u32) -> u32;
     /// A backend by id.
     fn backend(&self, id: u32) -> Backend;
+    /// Every backend of a slice, selectable or not.
+    fn backends(&self) -> Vec<Backend>;
     /// Live connections of a backend id.
     fn connections(&self, id: u32) -> u64;
     /// Who a service id is.
@@ -53,6 +56,11 @@ impl<D: Datapath> ReadTables for D {
     }
     fn backend(&self, id: u32) -> Backend {
         Datapath::backend(self, id)
+    }
+    fn backends(&self) -> Vec<Backend> {
+        let end = u32::try_from(self.meta(meta::BACKEND_HIGH_WATER)).unwrap_or(u32::MAX).min(self.limits().backends);
+        let serves = |id: &u32| Datapath::connections(self, *id) & RETIRED == 0;
+        (0..end).filter(serves).map(|id| Datapath::backend(self, id)).filter(|b| *b != Backend::UNUSED).collect()
     }
     fn connections(&self, id: u32) -> u64 {
         sheave_ebpf::backend::connections(Datapath::connections(self, id))

@@ -13,6 +13,7 @@ pub mod events;
 pub mod exit;
 pub mod health;
 pub mod health_check;
+pub mod hooks;
 pub mod lb;
 pub mod lock;
 pub mod logging;
@@ -24,12 +25,15 @@ mod operations;
 pub mod options;
 pub mod plan;
 pub mod preflight;
+pub mod privileges;
 pub mod reconcile;
 pub mod render;
 pub mod run;
 pub mod server;
 pub mod source;
+pub mod takeover;
 pub mod traces;
+pub mod upkeep;
 pub mod view;
 
 /// The kernel side, as built by build.rs.

@@ -3,7 +3,7 @@
 //! The engine lives in a thread of its own and is the only writer; sources, the API socket and netlink run on the
 //! main thread and reach it through channels. Every wake-up is one arm of one `select!`.
 
-use std::{collections::BTreeMap, io, mem, net::IpAddr, path::Path, thread, time::Duration};
+use std::{collections::BTreeMap, io, net::IpAddr, path::Path, thread, time::Duration};
 
 use anyhow::Context as _;
 use tokio::{
@@ -17,11 +17,11 @@ use crate::{
     api::{self, ApiHandle, Request},
     config,
     datapath::{
-        Datapath, Stale, addresses, attach, devices, discard,
-        flows::{self, Collected, Flows},
+        Datapath, Stale, addresses, discard,
         kernel::Kernel,
-        load::{self, Features, Loaded, Switches},
-        packets::{self, Control, Orders, Packets},
+        load::{self, Features, Switches},
+        migrate::{Legacy, Tables},
+        packets::{Control, Orders},
         pins::Pins,
         sockets::Closer,
     },
@@ -30,13 +30,17 @@ use crate::{
     exit::Refused,
     health::{Moment, SharedHealth},
     health_check::{self, HealthChecks, Http},
+    hooks::{HookOptions, Hooks},
     metrics::{Meter, Metrics},
     model::Family,
-    options::{AgentOptions, PacketOptions, PodDetection, SourceOptions},
+    options::{AgentOptions, PodDetection, SourceOptions},
     preflight::{Ready, preflight},
+    privileges,
     reconcile::Reconciler,
     server::{self, metrics::Exporter},
     source::{self, SourceEvent, SourceState, convert::ConvertOptions},
+    traces::Traces,
+    upkeep::Upkeep,
     view::FeatureView,
 };
 
@@ -66,17 +70,15 @@ async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
         let meaning = "connections that should meet silence fail with ETIMEDOUT";
         warnings.push(format!("cannot make the discard device, so {meaning}: {error:#}"));
     }
-    let running = match start(&options, &cgroup_root, silence.is_ok()).await {
+    let running = match start(&options, &cgroup_root, traces, silence.is_ok()).await {
         Ok(running) => running,
         Err(error) => {
-            drop(traces);
             if silence.is_ok_and(|made| made) {
-                let _ = discard::remove(false).await; // the refusal is what matters
+                let _ = discard::remove(discard::DEVICE, false).await; // the refusal is what matters
             }
             return Err(Refused::because(&error).into());
         }
     };
-    traces.keep();
     for warning in warnings {
         tracing::warn!("{warning}");
     }
@@ -86,6 +88,7 @@ async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
     tokio::select! {
         _ = term.recv() => {}
         _ = interrupt.recv() => {}
+        error = running.late.attach() => return Err(error),
         ended = running.api => tracing::error!(?ended, "the agent's socket failed"),
     }
     drop(running.stop);
@@ -101,10 +104,23 @@ struct Running {
     api: JoinHandle<io::Result<()>>,
     engine: thread::JoinHandle<()>,
     stop: oneshot::Sender<()>,
+    late: Late,
+}
+
+/// Programs that are attached once the tables are filled, if there are any.
+struct Late {
+    hooks: Option<Hooks>,
+    version: watch::Receiver<u64>,
+    health: SharedHealth,
 }
 
 /// Everything that may be refused comes first: up to the attaching, all that is made can be taken back.
-async fn start(options: &AgentOptions, cgroup_root: &Path, has_discard: bool) -> anyhow::Result<Running> {
+async fn start(
+    options: &AgentOptions,
+    cgroup_root: &Path,
+    traces: Traces,
+    has_discard: bool,
+) -> anyhow::Result<Running> {
     let features = Features::probe(has_discard);
     let pins = Pins::below(&options.paths.bpffs);
     let switches = Switches {
@@ -115,11 +131,27 @@ async fn start(options: &AgentOptions, cgroup_root: &Path, has_discard: bool) ->
         track_tcp: options.close_tcp,
         packets: options.packets.switches,
     };
-    let mut loaded = load::load(&pins, &options.limits, switches, features)?;
-    let mut warnings = mem::take(&mut loaded.warnings);
-    attach::load(&mut loaded.ebpf, options.bind_protection)?;
+    let legacy = Legacy::find(&pins)?;
+    let tables = legacy.take_maps(&pins, &options.limits)?;
+    let loaded = load::load(&pins, &options.limits, switches, features)?;
+    let (metrics, upkeep) = (Metrics::default(), Upkeep::default());
+    let takes_over = !legacy.is_empty();
+    let hooks = HookOptions {
+        legacy,
+        cgroup_root: cgroup_root.to_owned(),
+        pins: pins.clone(),
+        bind_protection: options.bind_protection,
+        has_discard,
+        packets: options.packets.clone(),
+        metrics: metrics.clone(),
+        upkeep: upkeep.clone(),
+    };
+    let (hooks, packets) = Hooks::load(loaded, hooks)?;
+    // Before there are other threads: each has capabilities of its own.
+    if let Err(error) = privileges::give_up() {
+        tracing::warn!(%error, "cannot give up privileges that are needed no more");
+    }
     let reconciler = Reconciler::adopt(Kernel::open(&pins)?)?;
-    let metrics = Metrics::default();
     metrics.set_flow_capacity(reconciler.datapath().limits().conntrack);
     let closer = start_closer(Closer::open(&pins, cgroup_root, options.close_tcp)?, metrics.clone())?;
     let interfaces = addresses::follow().await.context("cannot follow this host's addresses")?;
@@ -131,13 +163,13 @@ async fn start(options: &AgentOptions, cgroup_root: &Path, has_discard: bool) ->
     start_source(options, source_events, warned).await?;
 
     Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
-    attach::attach(&mut loaded.ebpf, cgroup_root, &pins, options.bind_protection)?;
-    let packets = match start_packets(loaded, &pins, &options.packets, metrics.clone()).await {
-        Ok(tell) => tell,
-        Err(error) => {
-            warnings.push(format!("no packet path, clients outside this node are not served: {error:#}"));
-            None
-        }
+    let mut traces = Some(traces);
+    if takes_over {
+        traces.take().map(Traces::keep); // links of another version become ours: nothing of that may be taken back
+    }
+    let (late, warnings) = match tables {
+        Tables::Valid => (None, hooks.attach().await?),
+        Tables::Afresh => (Some(hooks), Vec::new()),
     };
     for warning in &warnings {
         tracing::warn!("{warning}");
@@ -174,6 +206,7 @@ async fn start(options: &AgentOptions, cgroup_root: &Path, has_discard: bool) ->
         closer,
         features: feature_views(features),
         health: health.clone(),
+        upkeep: upkeep.clone(),
         meter: Meter::new(metrics.clone()),
         health_checks,
         needs_node: matches!(options.source, SourceOptions::Kubernetes { .. }),
@@ -183,7 +216,8 @@ async fn start(options: &AgentOptions, cgroup_root: &Path, has_discard: bool) ->
         .spawn(move || core.run())
         .context("cannot start the engine")?;
 
-    let api = tokio::spawn(api::serve(listener, ApiHandle { requests: requests.clone(), version }));
+    let handle = ApiHandle { requests: requests.clone(), version: version.clone() };
+    let api = tokio::spawn(api::keep(socket, listener, handle, upkeep));
     if let Some(address) = options.healthz_bind_address {
         tokio::spawn(server::serve("/healthz", address, server::health::router(&health, &metrics)));
     }
@@ -196,27 +230,22 @@ async fn start(options: &AgentOptions, cgroup_root: &Path, has_discard: bool) ->
         };
         tokio::spawn(server::serve("/metrics", address, server::metrics::router(exporter)));
     }
-    tokio::spawn(health_check::follow(Http { health }, checks_told, warn));
-    Ok(Running { api, engine, stop })
+    tokio::spawn(health_check::follow(Http { health: health.clone() }, checks_told, warn));
+    traces.map(Traces::keep);
+    Ok(Running { api, engine, stop, late: Late { hooks: late, version, health } })
 }
 
-/// Starts what keeps the packet programs on every device.
-async fn start_packets(
-    loaded: Loaded,
-    pins: &Pins,
-    options: &PacketOptions,
-    metrics: Metrics,
-) -> anyhow::Result<Option<Control>> {
-    if options.enabled {
-        let packets = Packets::open(loaded, pins, options.clone())?;
-        let devices = devices::follow().await.context("cannot follow this host's network devices")?;
-        let control = packets::start(packets, devices);
-        let tell_metrics = move |Collected { kept, removed }| metrics.collected_flows(kept, removed);
-        flows::start(Flows::open(pins)?, tell_metrics).context("cannot start looking after the flow table")?;
-        Ok(Some(control))
-    } else {
-        packets::detach(pins)?;
-        Ok(None)
+impl Late {
+    /// Ends only when attaching fails.
+    async fn attach(mut self) -> anyhow::Error {
+        if let Some(hooks) = self.hooks {
+            while !self.health.with(|health| health.is_ready()) && self.version.changed().await.is_ok() {}
+            match hooks.attach().await {
+                Ok(warnings) => warnings.iter().for_each(|warning| tracing::warn!("{warning}")),
+                Err(error) => return error.context("cannot attach the programs; those of the version before go on"),
+            }
+        }
+        std::future::pending().await
     }
 }
 
@@ -278,6 +307,7 @@ struct Core<D> {
     packets: Option<Control>,
     detection: PodDetection,
     health: SharedHealth,
+    upkeep: Upkeep,
     meter: Meter,
     /// The healthCheckNodePorts to be served.
     health_checks: watch::Sender<HealthChecks>,
@@ -418,6 +448,8 @@ impl<D: Datapath + Counters> Core<D> {
             source: self.source.source.clone(),
             source_problems: self.source.problems.clone(),
             problems: self.warnings.iter().chain(self.problems.values()).cloned().collect(),
+            losses: self.upkeep.problems(),
+            repairs: self.upkeep.repairs(),
             features: self.features.clone(),
             counters: self.engine.datapath().counters(),
         }

@@ -155,6 +155,9 @@ pub struct StatusView {
     pub features: Vec<FeatureView>,
     /// Why connections went where they went: name and count, since the maps were made.
     pub counters: std::collections::BTreeMap<String, u64>,
+    /// What was taken away behind the agent's back and put back: kind and times, since the agent began.
+    #[serde(default)]
+    pub repairs: std::collections::BTreeMap<String, u64>,
 }
 
 /// How full a map is.

@@ -20,7 +20,7 @@ pub mod socket;
 pub mod source_range;
 
 /// Part of the pin path. A change of any layout here is a new version; see `docs/map-abi.md`.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// Transport protocols as they stand in `sock_addr` and in packets (IANA numbers).
 pub mod proto {
@@ -79,6 +79,13 @@ pub mod maps {
     pub const POD_RANGES: &str = "POD_RANGES";
     /// Ring buffer of [`Event`](crate::event::Event): what `sheave monitor` reads.
     pub const EVENTS: &str = "EVENTS";
+
+    /// The ABI version in which layout and meaning of a map became what they are. A map that is older than that begins
+    /// empty after an upgrade; all others are taken over with what they hold (`docs/adr/0006-upgrades.md`).
+    #[must_use]
+    pub const fn changed_in(_map: &str) -> u32 {
+        1
+    }
 
     /// Every map there is.
     pub const ALL: [&str; 20] = [

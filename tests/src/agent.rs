@@ -180,6 +180,12 @@ impl Agent {
         self.place.run(program("sheave")?, &[args, &["--run-dir", &run, "--bpffs", &bpffs]].concat())
     }
 
+    /// Where it runs.
+    #[must_use]
+    pub const fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// The flags that lead a command of the command line to it.
     #[must_use]
     pub fn flags(&self) -> String {
@@ -192,6 +198,16 @@ impl Agent {
     /// When the agent does not answer.
     pub fn status(&self) -> Result<StatusView> {
         self.json(&["status", "-o", "json"])
+    }
+
+    /// `sheave status` of an agent that is not in order, for which the command fails.
+    ///
+    /// # Errors
+    /// When the agent does not answer.
+    pub fn bad_status(&self) -> Result<StatusView> {
+        let mut command = self.place.command(program("sheave")?)?;
+        let output = command.args(["status", "-o", "json"]).args(self.flags().split(' ')).output()?;
+        serde_json::from_slice(&output.stdout).with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     /// `sheave svc list -A`: what it wants.

@@ -2,8 +2,12 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::CString,
     fs::File,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
     path::Path,
     process::Command,
 };
@@ -11,9 +15,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// `BPF_PROG_LOAD`, `BPF_PROG_ATTACH` of bpf(2).
+/// Commands of bpf(2).
 const LOAD: libc::c_long = 5;
+const OBJ_GET: libc::c_long = 7;
 const ATTACH: libc::c_long = 8;
+const LINK_DETACH: libc::c_long = 34;
 /// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR`
 const SOCK_ADDR: u32 = 18;
 /// `BPF_CGROUP_INET4_CONNECT`
@@ -86,6 +92,19 @@ fn attach_with(cgroup: &Path, attach_flags: u32) -> Result<()> {
         attach_flags,
     };
     bpf(ATTACH, &attach).context("cannot attach the foreign program")?;
+    Ok(())
+}
+
+/// Detaches a pinned link, as `bpftool link detach` does; its pin stays.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn detach(pin: &Path) -> Result<()> {
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let link = bpf(OBJ_GET, &[path.as_ptr() as u64, 0]).with_context(|| pin.display().to_string())?;
+    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+    let link = unsafe { OwnedFd::from_raw_fd(link) };
+    bpf(LINK_DETACH, &link.as_raw_fd()).with_context(|| format!("cannot detach {}", pin.display()))?;
     Ok(())
 }
 

@@ -13,6 +13,7 @@ pub mod echo;
 pub mod fake_api;
 pub mod foreign;
 pub mod http;
+pub mod kube_proxy;
 pub mod lab;
 pub mod leftovers;
 pub mod node;

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
+use sheave_agent::datapath::pins::Pins;
 
 use crate::{
     agent::{Agent, Paths},
@@ -181,6 +182,12 @@ impl Node {
     #[must_use]
     pub fn paths(&self) -> &Paths {
         &self.paths
+    }
+
+    /// What its agent has pinned.
+    #[must_use]
+    pub fn pins(&self) -> Pins {
+        Pins::below(&self.paths.bpffs)
     }
 
     /// Prints what the agent said, for a test that has failed.

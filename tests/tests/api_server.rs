@@ -9,7 +9,6 @@ use sheave_agent::{
         convert::ConvertOptions,
         kube::{self, Access},
     },
-    view::StatusView,
 };
 use sheave_tests::{
     api_server::ApiServer,
@@ -17,7 +16,6 @@ use sheave_tests::{
     client::{LoadKind, Way},
     lab::Lab,
     objects::{Object, Slice, Svc, node},
-    place::program,
     told::Told,
     wait::{SOON, eventually},
 };
@@ -164,10 +162,7 @@ fn case_39_traffic_follows_the_api_and_outlives_it() -> Result<()> {
     agent.kill()?;
     agent.launch()?;
     let status = eventually("the agent says what it waits for", SOON, || {
-        // Not by `Agent::status`: a node that is not in order makes the command fail.
-        let mut command = node1.host.command(program("sheave")?)?;
-        let output = command.args(["status", "-o", "json"]).args(agent.flags().split(' ')).output()?;
-        let status: StatusView = serde_json::from_slice(&output.stdout)?;
+        let status = agent.bad_status()?;
         ensure!(status.source_problems.iter().any(|problem| problem.contains("Connection refused")), "{status:?}");
         Ok(status)
     })?;

@@ -51,7 +51,7 @@ fn by_filter(node: &Node, device: &str) -> Result<usize> {
 }
 
 fn links(node: &Node) -> Result<Vec<String>> {
-    let directory = node.paths().bpffs.join("sheave/v1/links");
+    let directory = node.pins().links();
     let names = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
     Ok(names.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).filter(|n| n.starts_with("tc_")).collect())
 }

@@ -1,6 +1,6 @@
 //! Traffic does not notice the agent: killed, restarted, ended, absent while the cluster changes.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use anyhow::{Result, ensure};
 use sheave_tests::{
@@ -72,6 +72,52 @@ fn killed_under_load_no_dial_fails_and_the_next_agent_adopts_everything() -> Res
     }
     assert_eq!((open.ask()?.answer.name, open.peer()?), (talks_to, "10.96.0.20:80".parse()?));
     Ok(())
+}
+
+/// Where in its life the agent dies is what varies: 200 moments of a start, each after a change of the cluster.
+#[test]
+fn killed_two_hundred_times_at_random_moments_no_dial_fails_or_is_misdirected() -> Result<()> {
+    let Some((lab, mut agent)) = Lab::with_agent()? else { return Ok(()) };
+    let node = lab.n1();
+    let _servers = [node.server(10, "A")?, node.server(11, "B")?, node.server(12, "other")?];
+    let (inside, outside) = (node.pod(20)?.place.client()?, lab.outside.client()?);
+    let web = Svc::new("web").ip("10.96.0.20").port("u", 80, "UDP").port("t", 80, "TCP").node_port(30_020);
+    let slice = |backends: &[&str]| service("web", "10.96.0.20", backends).1;
+    let both = slice(&["10.244.1.10", "10.244.1.11"]);
+    lab.apply(&[&web, &both])?;
+    agent.until_programmed("web")?;
+    eventually("the packet path works", SOON, || outside.dial(Way::Tcp, "192.0.2.11:30020"))?;
+    let loads = [
+        inside.load(Way::Tcp, LoadKind::Dial, "10.96.0.20:80", Duration::from_millis(1))?,
+        inside.load(Way::UdpSendto, LoadKind::Dial, "10.96.0.20:80", Duration::from_millis(1))?,
+        inside.load(Way::Tcp, LoadKind::Ask, "10.96.0.20:80", Duration::from_millis(1))?,
+        outside.load(Way::Tcp, LoadKind::Dial, "192.0.2.11:30020", Duration::from_millis(1))?,
+        outside.load(Way::Tcp, LoadKind::Ask, "192.0.2.11:30020", Duration::from_millis(1))?,
+    ];
+    let mut random = 0x5eed_u64;
+    for turn in 0..200_u16 {
+        agent.kill()?;
+        // Services come and go around the one that is dialled, and its slice is written again and again.
+        let (passing, passing_slice) = service(&format!("s{}", turn % 7), "10.96.0.30", &["10.244.1.12"]);
+        if turn % 2 == 0 {
+            lab.apply(&[&passing, &passing_slice, &both])?;
+        } else {
+            lab.apply(&[&both])?;
+        }
+        agent.launch()?;
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        thread::sleep(Duration::from_millis(random >> 33 & 0xff)); // the moment of death
+    }
+    agent.kill()?;
+    agent.restart()?;
+    for load in loads {
+        let report = load.stop()?;
+        ensure!(report.failed == 0 && report.answered > 0, "{report:?}");
+        ensure!(report.names.keys().all(|name| name == "A" || name == "B"), "misdirected: {report:?}");
+    }
+    let frontends = ["10.96.0.20:80/TCP", "10.96.0.20:80/UDP", "192.0.2.11:30020/TCP"];
+    let lines = frontends.map(|frontend| format!("{frontend} → 10.244.1.10:8080 10.244.1.11:8080"));
+    agent.expect("web", &lines.each_ref().map(String::as_str))
 }
 
 #[test]

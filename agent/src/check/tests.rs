@@ -84,6 +84,9 @@ fn each_fault_is_found_once_graded_and_answered_with_advice() {
         ("a container's cgroup namespace", Grade::Warn, "cgroup v2", "only processes below", |f| {
             f.cgroup_inode = Some(4242);
         }),
+        ("a read-only bpffs", Grade::Fail, "BPF filesystem", "remount,rw /sys/fs/bpf", |f| {
+            f.mounts.iter_mut().filter(|m| m.kind == "bpf").for_each(|m| m.read_only = true);
+        }),
         ("no bpffs", Grade::Fail, "BPF filesystem", "mount -t bpf bpf /sys/fs/bpf", |f| without(f, "bpf")),
         ("limited memory on 5.10", Grade::Fail, "locked memory", "CAP_SYS_RESOURCE", |f| {
             f.release = "5.10.0".to_owned();

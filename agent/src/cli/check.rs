@@ -13,7 +13,7 @@ use crate::{
     check::{self, Finding, Grade},
     datapath::probe::Facts,
     exit::{self, Unwell},
-    lock, render,
+    lock, render, takeover,
     view::Items,
 };
 
@@ -45,6 +45,7 @@ impl CheckArgs {
         let told = self.cgroup_root.as_deref();
         let mut findings = check::judge(&Facts::gather(told), &paths.bpffs, told);
         findings.push(running(lock::holder(&paths)));
+        findings.push(takeover::finding(&paths));
         let missing = findings.iter().any(|f| f.status == Grade::Fail);
 
         let list = Items { items: findings };

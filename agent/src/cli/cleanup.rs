@@ -12,6 +12,7 @@ use crate::{
     exit::{self, Refused},
     lock,
     options::HostPaths,
+    takeover::{self, Leftovers},
 };
 
 const EXAMPLES: &str = "\
@@ -20,7 +21,8 @@ time, and after a crash in the middle.
 
 Examples:
   sheave cleanup --dry-run
-  sheave cleanup";
+  sheave cleanup
+  sheave cleanup --kube-proxy --dry-run   # what kube-proxy left; open connections outlive its rules";
 
 /// Flags of `sheave cleanup`.
 #[derive(Debug, Args)]
@@ -29,12 +31,12 @@ pub struct CleanupArgs {
     /// Only say what would be removed
     #[arg(long)]
     dry_run: bool,
-    /// Clean up although an agent runs, which then works on nothing
-    #[arg(long)]
-    force: bool,
     /// Then stay until told to stop: a DaemonSet that cleans every node is ready when all of them are clean
     #[arg(long, conflicts_with = "dry_run")]
     stay: bool,
+    /// Remove what a kube-proxy that was stopped has left on this node, and nothing of sheave's
+    #[arg(long, conflicts_with = "stay")]
+    kube_proxy: bool,
     #[command(flatten)]
     host: HostArgs,
 }
@@ -43,11 +45,14 @@ impl CleanupArgs {
     /// Detaches, unpins, removes.
     pub fn run(self) -> anyhow::Result<()> {
         let paths = self.host.paths();
+        if self.kube_proxy {
+            return self.remove_kube_proxy(&paths);
+        }
         let holder = lock::holder(&paths);
-        if let Some(pid) = holder.filter(|_| !self.force && !self.dry_run) {
+        if let Some(pid) = holder.filter(|_| !self.dry_run) {
             let pid = if pid == 0 { String::new() } else { format!(" (pid {pid})") };
             bail!(Refused(format!(
-                "an agent{pid} runs with {} or {}; stop it first, or use --force",
+                "an agent{pid} runs with {} or {}; stop it first: it would put everything back",
                 paths.run_dir.display(),
                 paths.bpffs.display()
             )));
@@ -57,13 +62,30 @@ impl CleanupArgs {
             removed.extend(remove_traces(&paths, self.dry_run)?);
         }
 
+        self.tell(&removed)?;
+        if self.stay { block_on(told_to_stop()) } else { Ok(()) }
+    }
+
+    fn remove_kube_proxy(&self, paths: &HostPaths) -> anyhow::Result<()> {
+        if let Some(mode) = takeover::running().filter(|_| !self.dry_run) {
+            bail!(Refused(format!("kube-proxy runs, in {mode} mode, and would put everything back: stop it first")));
+        }
+        let leftovers = Leftovers::find(paths)?;
+        if !self.dry_run {
+            leftovers.remove()?;
+        }
+        self.tell(&leftovers.lines())?;
+        exit::print(leftovers.remarks().iter().map(|remark| format!("{remark}\n")).collect::<String>())
+    }
+
+    fn tell(&self, removed: &[String]) -> anyhow::Result<()> {
         let verb = if self.dry_run { "would remove" } else { "removed" };
         if removed.is_empty() {
             exit::print("nothing to clean up\n")?;
         } else {
             exit::print(removed.iter().map(|thing| format!("{verb} {thing}\n")).collect::<String>())?;
         }
-        if self.stay { block_on(told_to_stop()) } else { Ok(()) }
+        Ok(())
     }
 }
 

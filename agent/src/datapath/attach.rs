@@ -1,103 +1,152 @@
 //! Attaching the cgroup programs: each in one pinned link, replaced inside it, so that never two copies run at once.
 
-use std::{fs, io, os::fd::AsFd as _, path::Path};
-
-use aya::{
-    Ebpf,
-    programs::{CgroupAttachMode, Program, links::FdLink},
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, OwnedFd},
+    path::{Path, PathBuf},
 };
 
-use super::{Error, Result, kernel::flatten, link, pins::Pins, verifier};
+use aya::{Ebpf, programs};
 
-/// In the order of attaching: first what restores, then what redirects, so that nothing is shown a backend's address
-/// that could not be turned back.
-const PROGRAMS: [&str; 9] = [
-    "sock_release",
-    "getpeername4",
-    "getpeername6",
-    "recvmsg4",
-    "recvmsg6",
-    "sendmsg4",
-    "sendmsg6",
-    "connect4",
-    "connect6",
+use super::{
+    Error, Result,
+    link::{Pinned, raw},
+    pins::Pins,
+    verifier,
+};
+use crate::upkeep::{Part, Upkeep};
+
+/// Programs and their attach types (`enum bpf_attach_type`), in the order of attaching: first what restores, then what
+/// redirects, so that nothing is shown a backend's address that could not be turned back.
+const PROGRAMS: [(&str, u32); 9] = [
+    ("sock_release", 34),
+    ("getpeername4", 29),
+    ("getpeername6", 30),
+    ("recvmsg4", 19),
+    ("recvmsg6", 20),
+    ("sendmsg4", 14),
+    ("sendmsg6", 15),
+    ("connect4", 10),
+    ("connect6", 11),
 ];
 
 /// Attached with bind protection only.
-const BIND_PROGRAMS: [&str; 2] = ["post_bind4", "post_bind6"];
+const BIND_PROGRAMS: [(&str, u32); 2] = [("post_bind4", 12), ("post_bind6", 13)];
 
-fn programs(bind_protection: bool) -> impl Iterator<Item = &'static str> {
-    let bind: &[&str] = if bind_protection { &BIND_PROGRAMS } else { &[] };
-    PROGRAMS.iter().chain(bind).copied()
+/// The cgroup programs at work, and what it takes to put one back.
+#[derive(Debug)]
+pub struct Attached {
+    cgroup: fs::File,
+    hooks: Vec<Hook>,
 }
 
-/// Takes all programs through the verifier; none is attached yet.
+#[derive(Debug)]
+struct Hook {
+    program: Program,
+    link: Pinned,
+}
+
+/// A program that the kernel has accepted.
+#[derive(Debug)]
+pub struct Program {
+    name: &'static str,
+    attach_type: u32,
+    fd: OwnedFd,
+}
+
+/// Loads the programs of sockets.
 ///
 /// # Errors
-/// When it refuses one.
-pub fn load(ebpf: &mut Ebpf, bind_protection: bool) -> Result<()> {
-    for name in programs(bind_protection) {
-        let loaded = match ebpf.program_mut(name) {
-            Some(Program::CgroupSockAddr(p)) => p.load(),
-            Some(Program::CgroupSock(p)) => p.load(),
-            Some(_) | None => return Err(missing(name)),
-        };
-        loaded.map_err(|e| verifier::refused(name, &e))?;
-    }
-    Ok(())
+/// When the verifier refuses one.
+pub fn load(ebpf: &mut Ebpf, bind_protection: bool) -> Result<Vec<Program>> {
+    let bind: &[_] = if bind_protection { &BIND_PROGRAMS } else { &[] };
+    let load = |(name, attach_type): &(&'static str, u32)| {
+        Ok(Program { name, attach_type: *attach_type, fd: load_one(ebpf, name)? })
+    };
+    PROGRAMS.iter().chain(bind).map(load).collect()
 }
 
-/// Attaches all programs, loaded before, to `cgroup`, the root of the cgroup v2 tree of this node's processes.
+fn load_one(ebpf: &mut Ebpf, name: &str) -> Result<OwnedFd> {
+    let missing = || Error::Incompatible(format!("the object holds no cgroup program {name}"));
+    let program = ebpf.program_mut(name).ok_or_else(missing)?;
+    let loaded = match program {
+        programs::Program::CgroupSockAddr(p) => p.load(),
+        programs::Program::CgroupSock(p) => p.load(),
+        _ => return Err(missing()),
+    };
+    let fd = loaded.and_then(|()| program.fd().map(|fd| fd.as_fd().try_clone_to_owned()));
+    fd.map_err(|e| verifier::refused(name, &e))?.map_err(|e| Error::kernel(format!("keeping the program {name}"), e))
+}
+
+/// Attaches all programs to `cgroup`, the root of the cgroup v2 tree of this node's processes.
 ///
 /// # Errors
 /// When the cgroup refuses a link. Programs attached before stay.
-pub fn attach(ebpf: &mut Ebpf, cgroup: &Path, pins: &Pins, bind_protection: bool) -> Result<()> {
-    let directory =
+pub fn attach(programs: Vec<Program>, cgroup: &Path, pins: &Pins, bind_protection: bool) -> Result<Attached> {
+    let cgroup =
         fs::File::open(cgroup).map_err(|e| Error::kernel(format!("opening the cgroup {}", cgroup.display()), e))?;
-    for name in programs(bind_protection) {
-        attach_one(ebpf, name, &directory, &pins.link(name))?;
+    let mut hooks = Vec::new();
+    for program in programs {
+        let link = attach_one(&program, &cgroup, &pins.link(program.name))?;
+        hooks.push(Hook { program, link });
     }
     if !bind_protection {
-        for name in BIND_PROGRAMS {
+        for (name, _) in BIND_PROGRAMS {
             remove_pin(&pins.link(name))?;
         }
     }
-    Ok(())
+    Ok(Attached { cgroup, hooks })
 }
 
-fn attach_one(ebpf: &mut Ebpf, name: &str, cgroup: &fs::File, pin: &Path) -> Result<()> {
-    let refused = |e: &dyn std::error::Error| {
+/// Puts the program into the pinned link, else into a new one.
+fn attach_one(program: &Program, cgroup: &fs::File, pin: &Path) -> Result<Pinned> {
+    let failed = |e| Error::kernel(format!("replacing the program of {}", pin.display()), e);
+    let refused = |e| {
         Error::Incompatible(format!(
-            "the kernel does not attach the program {name} to the cgroup: {}; does another program hold it alone? \
-             `bpftool cgroup tree` shows",
-            flatten(e)
+            "the kernel does not attach the program {} to the cgroup: {e}; does another program hold it alone? `bpftool \
+             cgroup tree` shows",
+            program.name
         ))
     };
-    let program = ebpf.program_mut(name).ok_or_else(|| missing(name))?;
-    match link::replace(pin, program.fd().map_err(|e| refused(&e))?.as_fd()) {
+    match Pinned::open(pin.to_owned()) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Ok(()) => return Ok(()),
-        // The cgroup of a former life is gone and took the link's effect with it: make a new one.
-        Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => remove_pin(pin)?,
-        Err(e) => return Err(Error::kernel(format!("replacing the program of {}", pin.display()), e)),
+        Err(e) => return Err(failed(e)),
+        Ok(link) => match link.replace(program.fd.as_fd()) {
+            Ok(()) => return Ok(link),
+            // The cgroup of a former life is gone and took the link's effect with it: make a new one.
+            Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => {}
+            Err(e) => return Err(failed(e)),
+        },
     }
-    let link = match program {
-        Program::CgroupSockAddr(p) => {
-            let id = p.attach(cgroup, CgroupAttachMode::Single).map_err(|e| refused(&e))?;
-            p.take_link(id).map_err(|e| refused(&e))?.try_into()
-        }
-        Program::CgroupSock(p) => {
-            let id = p.attach(cgroup, CgroupAttachMode::Single).map_err(|e| refused(&e))?;
-            p.take_link(id).map_err(|e| refused(&e))?.try_into()
-        }
-        _ => return Err(missing(name)),
-    };
-    let link: FdLink = link.map_err(|e| refused(&e))?;
-    link.pin(pin).map(drop).map_err(|e| Error::Incompatible(format!("cannot pin the link of {name}: {}", flatten(&e))))
+    let link = program.link(cgroup, pin.to_owned()).map_err(refused)?;
+    link.pin().map_err(|e| Error::kernel(format!("pinning the link {}", pin.display()), e))?;
+    Ok(link)
 }
 
-fn missing(name: &str) -> Error {
-    Error::Incompatible(format!("the object holds no cgroup program {name}"))
+impl Attached {
+    /// Puts back what somebody has detached or unpinned.
+    pub fn mend(&mut self, upkeep: &Upkeep) {
+        for hook in &mut self.hooks {
+            upkeep.note(Part::CgroupLink, hook.program.name, hook.mend(&self.cgroup));
+            upkeep.note(Part::Pin, hook.link.path().display(), hook.link.mend());
+        }
+    }
+}
+
+impl Hook {
+    fn mend(&mut self, cgroup: &fs::File) -> io::Result<bool> {
+        if self.link.is_attached()? {
+            return Ok(false);
+        }
+        self.link = self.program.link(cgroup, self.link.path().to_owned())?;
+        Ok(true)
+    }
+}
+
+impl Program {
+    fn link(&self, cgroup: &fs::File, pin: PathBuf) -> io::Result<Pinned> {
+        Pinned::link(self.fd.as_fd(), raw(cgroup.as_fd()), self.attach_type, pin)
+    }
 }
 
 /// A missing pin is already removed.
@@ -127,7 +176,7 @@ pub fn cleanup(pins: &Pins, dry_run: bool) -> Result<Vec<String>> {
     Ok(removed)
 }
 
-fn directories(path: &Path) -> Result<Vec<std::path::PathBuf>> {
+fn directories(path: &Path) -> Result<Vec<PathBuf>> {
     let failed = |e| Error::kernel(format!("listing {}", path.display()), e);
     match fs::read_dir(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -139,7 +188,8 @@ fn directories(path: &Path) -> Result<Vec<std::path::PathBuf>> {
     }
 }
 
-fn remove_directory(path: &Path, dry_run: bool, removed: &mut Vec<String>) -> Result<()> {
+/// What is not there is not missed; directories in it stay.
+pub(super) fn remove_directory(path: &Path, dry_run: bool, removed: &mut Vec<String>) -> Result<()> {
     let failed = |e| Error::kernel(format!("removing {}", path.display()), e);
     let entries = match fs::read_dir(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),

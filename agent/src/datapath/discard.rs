@@ -32,8 +32,23 @@ pub async fn ensure() -> anyhow::Result<bool> {
     Ok(result?)
 }
 
+/// Makes them anew if the device is gone; says whether it was.
+///
+/// # Errors
+/// As [`ensure`].
+pub async fn mend() -> anyhow::Result<bool> {
+    let (connection, handle, _) = new_connection()?;
+    let task = tokio::spawn(connection);
+    let result = match index(&handle, DEVICE).await {
+        Some(_) => Ok(false),
+        None => make(&handle).await,
+    };
+    task.abort();
+    Ok(result?)
+}
+
 async fn make(handle: &Handle) -> Result<bool, rtnetlink::Error> {
-    let present = index(handle).await;
+    let present = index(handle, DEVICE).await;
     let index = match present {
         Some(index) => index,
         None => {
@@ -41,7 +56,7 @@ async fn make(handle: &Handle) -> Result<bool, rtnetlink::Error> {
             if dummy.is_err() {
                 handle.link().add(LinkBridge::new(DEVICE).build()).execute().await?;
             }
-            index(handle).await.ok_or(rtnetlink::Error::RequestFailed)?
+            index(handle, DEVICE).await.ok_or(rtnetlink::Error::RequestFailed)?
         }
     };
     handle.link().set(LinkUnspec::new_with_index(index).up().build()).execute().await?;
@@ -61,19 +76,19 @@ async fn neighbour(handle: &Handle, index: u32, ip: IpAddr) -> Result<(), rtnetl
     request.replace().execute().await
 }
 
-async fn index(handle: &Handle) -> Option<u32> {
-    let mut links = handle.link().get().match_name(DEVICE).execute();
+async fn index(handle: &Handle, device: &str) -> Option<u32> {
+    let mut links = handle.link().get().match_name(device.to_owned()).execute();
     links.try_next().await.ok().flatten().map(|link| link.header.index)
 }
 
-/// Removes the device, and with it the routes; says whether it was there. `dry_run` only says.
+/// Removes a device, and with it its routes; says whether it was there. `dry_run` only says.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub async fn remove(dry_run: bool) -> anyhow::Result<bool> {
+pub async fn remove(device: &str, dry_run: bool) -> anyhow::Result<bool> {
     let (connection, handle, _) = new_connection()?;
     let task = tokio::spawn(connection);
-    let result = match index(&handle).await {
+    let result = match index(&handle, device).await {
         Some(_) if dry_run => Ok(true),
         Some(index) => handle.link().del(index).execute().await.map(|()| true),
         None => Ok(false),

@@ -1,6 +1,6 @@
 //! Loading the object: sizes, constants, pins, and whether what is pinned is what we expect.
 
-use std::{fs, os::fd::AsFd as _, path::Path};
+use std::{os::fd::AsFd as _, path::Path};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -24,7 +24,14 @@ use sheave_ebpf::{
     source_range::SourceRange,
 };
 
-use super::{Error, Limits, Result, kernel::flatten, netns, pins::Pins, probe::KernelVersion};
+use super::{
+    Error, Limits, Result,
+    kernel::flatten,
+    link::{self, Pinned},
+    netns,
+    pins::Pins,
+    probe::KernelVersion,
+};
 use crate::OBJECT;
 
 /// What the operator chose that the programs must know when they are loaded.
@@ -112,15 +119,15 @@ const MAX_DEVICES: u32 = 4096;
 const MAX_POD_RANGES: u32 = 16_384;
 
 /// A map as this build makes it.
-struct Shape {
-    name: &'static str,
+pub(super) struct Shape {
+    pub(super) name: &'static str,
     kind: MapType,
     key: usize,
     value: usize,
     entries: u32,
 }
 
-fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
+pub(super) fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
     let shape = |name, kind, key, value, entries| Shape { name, kind, key, value, entries };
     let array = |name, value, entries| Shape { name, kind: MapType::Array, key: 4, value, entries };
     let Limits { frontends, backends, slots, affinity, peers, source_ranges, conntrack } = *limits;
@@ -159,6 +166,8 @@ fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
 pub struct Loaded {
     /// Programs not yet attached; dropping it detaches nothing that is pinned.
     pub ebpf: Ebpf,
+    /// Every map, held.
+    pub maps: Vec<Pinned>,
     /// One sentence each: limits that a pinned map does not have.
     pub warnings: Vec<String>,
 }
@@ -169,7 +178,7 @@ pub struct Loaded {
 /// When bpffs cannot be written, when what is pinned is not what this build expects, or when the kernel refuses.
 pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features) -> Result<Loaded> {
     for directory in [pins.maps(), pins.links()] {
-        fs::create_dir_all(&directory)
+        link::make_directory(&directory)
             .map_err(|e| Error::kernel(format!("creating the directory {}", directory.display()), e))?;
     }
     let mut warnings = Vec::new();
@@ -218,11 +227,16 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
     let ebpf = loader
         .load(OBJECT)
         .map_err(|e| Error::Incompatible(format!("the kernel refused the maps of sheave: {}", flatten(&e))))?;
-    Ok(Loaded { ebpf, warnings })
+    let held = |name: &&str| {
+        let pin = pins.map(name);
+        Pinned::open(pin.clone()).map_err(|e| Error::kernel(format!("opening the pin {}", pin.display()), e))
+    };
+    let maps = maps::ALL.iter().map(held).collect::<Result<_>>()?;
+    Ok(Loaded { ebpf, maps, warnings })
 }
 
 /// How many entries a pinned map has; `None` when there is no pin. aya would reuse a pin of any shape silently.
-fn pinned_entries(pin: &Path, shape: &Shape) -> Result<Option<u32>> {
+pub(super) fn pinned_entries(pin: &Path, shape: &Shape) -> Result<Option<u32>> {
     if !pin.exists() {
         return Ok(None);
     }

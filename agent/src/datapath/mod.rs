@@ -11,9 +11,12 @@ pub mod devices;
 pub mod discard;
 pub mod fake;
 pub mod flows;
+pub mod keep;
 pub mod kernel;
 pub mod link;
 pub mod load;
+pub mod migrate;
+pub mod netfilter;
 pub mod netns;
 pub mod packets;
 pub mod pins;
@@ -239,9 +242,17 @@ pub fn open_watch(paths: &HostPaths) -> anyhow::Result<watch::Watch> {
 pub fn cleanup(paths: &HostPaths, dry_run: bool) -> anyhow::Result<Vec<String>> {
     let mut removed = attach::cleanup(&pins::Pins::below(&paths.bpffs), dry_run)?;
     removed.extend(tc::remove_filters(dry_run));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    if runtime.block_on(discard::remove(dry_run))? {
+    if remove_device(discard::DEVICE, dry_run)? {
         removed.push(format!("device {}", discard::DEVICE));
     }
     Ok(removed)
+}
+
+/// Removes a network device; says whether it was there. `dry_run` only says.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn remove_device(name: &str, dry_run: bool) -> anyhow::Result<bool> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(discard::remove(name, dry_run))
 }

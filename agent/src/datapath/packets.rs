@@ -18,7 +18,11 @@ use sheave_ebpf::{
     maps,
 };
 
-use tokio::sync::watch;
+use rtnetlink::Handle;
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
 
 use super::{
     Error, Result,
@@ -27,11 +31,14 @@ use super::{
     kernel::{failed, flatten, removed},
     load::Loaded,
     pins::Pins,
-    tc::{self, Way},
+    tc::{self, Hold},
     words::Words,
     workload_watch::WorkloadWatch,
 };
-use crate::options::PacketOptions;
+use crate::{
+    options::PacketOptions,
+    upkeep::{PERIOD, Part, Upkeep},
+};
 
 /// Networks whose addresses are pods', and whether they are this node's.
 pub type PodRanges = BTreeMap<IpNet, bool>;
@@ -54,6 +61,12 @@ pub struct Control {
     workloads: watch::Receiver<bool>,
 }
 
+/// Where [`Control`] leads to.
+pub struct Ordered {
+    orders: watch::Receiver<Option<Orders>>,
+    tell: watch::Sender<bool>,
+}
+
 impl Control {
     /// Gives new orders, and waits a little for what has to be in place before somebody outside dials.
     pub async fn order(&mut self, orders: Orders) {
@@ -71,12 +84,19 @@ pub struct Packets {
     ebpf: Ebpf,
     pins: Pins,
     options: PacketOptions,
-    /// What each device has, by index; no role = no programs.
-    devices: BTreeMap<u32, (Device, Option<Role>)>,
+    /// What each device has, by index.
+    devices: BTreeMap<u32, Carrier>,
     watch: WorkloadWatch,
     lent: HashMap<MapData, u32, Lent>,
     addresses: HashMap<MapData, Addr, u32>,
     pods: LpmTrie<MapData, Addr, u32>,
+}
+
+/// A device, and its programs if it needs any.
+struct Carrier {
+    name: String,
+    role: Option<Role>,
+    hold: Option<Hold>,
 }
 
 impl Packets {
@@ -85,7 +105,7 @@ impl Packets {
     /// # Errors
     /// When the verifier refuses a program, or a pinned map is not what this build expects.
     pub fn open(loaded: Loaded, pins: &Pins, options: PacketOptions) -> Result<Self> {
-        let Loaded { mut ebpf, warnings: _ } = loaded;
+        let Loaded { mut ebpf, .. } = loaded;
         tc::load(&mut ebpf)?;
         let meta = Words::new(maps::META, &map(pins, maps::META)?)?;
         let watch = WorkloadWatch::adopt(meta, options.from_pods);
@@ -102,6 +122,14 @@ impl Packets {
         })
     }
 
+    /// How it is told what is wanted.
+    #[must_use]
+    pub fn control(&self) -> (Control, Ordered) {
+        let (give, orders) = watch::channel(None);
+        let (tell, workloads) = watch::channel(self.watch.is_on);
+        (Control { orders: give, workloads }, Ordered { orders, tell })
+    }
+
     /// Brings the kernel in step with the devices there are. What fails is told and left for the next call.
     pub fn set_devices(&mut self, devices: &[Device]) {
         if let Err(error) = self.write_addresses(devices) {
@@ -110,32 +138,63 @@ impl Packets {
         for device in devices {
             let role = self.role(device);
             let known = self.devices.get(&device.index);
-            if known.is_some_and(|(known, had)| known.name == device.name && *had == role) {
+            if known.is_some_and(|known| known.name == device.name && known.role == role) {
                 continue;
             }
             match self.equip(device, role) {
-                Ok(()) => drop(self.devices.insert(device.index, (device.clone(), role))),
+                Ok(hold) => drop(self.devices.insert(device.index, Carrier { name: device.name.clone(), role, hold })),
                 // Devices vanish while we look at them: the next list will not have it.
                 Err(error) => tracing::warn!(device = device.name, %error, "the packet path is not on a device"),
             }
         }
         let present: BTreeSet<u32> = devices.iter().map(|device| device.index).collect();
         self.devices.retain(|index, _| present.contains(index));
-        let is_wanted = |index| self.devices.get(&index).is_some_and(|(_, role)| role.is_some());
+        let is_wanted = |index| self.devices.get(&index).is_some_and(|carrier| carrier.role.is_some());
         if let Err(error) = tc::prune(&self.pins, &is_wanted) {
             tracing::warn!(%error, "cannot remove the links of devices that are gone");
         }
         self.watch.tell_programs();
     }
 
-    fn equip(&mut self, device: &Device, role: Option<Role>) -> Result<()> {
+    fn equip(&mut self, device: &Device, role: Option<Role>) -> Result<Option<Hold>> {
         let Some(role) = role else {
             tc::remove_filters_of(&device.name); // links go with their pins
-            return Ok(());
+            return Ok(None);
         };
-        let way = tc::attach(&mut self.ebpf, &self.pins, device, role, self.options.attach)?;
-        tracing::info!(device = device.name, ?role, by = way_name(way), "the packet path is on a device");
-        Ok(())
+        let hold = tc::attach(&mut self.ebpf, &self.pins, device, role, self.options.attach)?;
+        tracing::info!(device = device.name, ?role, by = hold.name(), "the packet path is on a device");
+        Ok(Some(hold))
+    }
+
+    /// Puts back what somebody has detached or unpinned.
+    pub async fn mend(&mut self, netlink: &Handle, devices: &[Device], upkeep: &Upkeep) {
+        let mut lost = Vec::new();
+        for (index, carrier) in &self.devices {
+            let is_there = match &carrier.hold {
+                None => continue,
+                Some(Hold::Tcx(links)) => links.iter().all(|link| link.is_attached().unwrap_or(false)),
+                Some(Hold::Clsact) => tc::has_filters(netlink, *index).await,
+            };
+            if !is_there {
+                lost.push(*index);
+            } else if let Some(Hold::Tcx(links)) = &carrier.hold {
+                for link in links {
+                    upkeep.note(Part::Pin, link.path().display(), link.mend());
+                }
+            }
+        }
+        if lost.is_empty() {
+            return;
+        }
+        let names =
+            lost.iter().filter_map(|index| Some((*index, self.devices.remove(index)?.name))).collect::<Vec<_>>();
+        self.set_devices(devices);
+        for (index, name) in names {
+            // A device that went with its links is no loss.
+            if self.devices.contains_key(&index) {
+                upkeep.note::<Error>(Part::Device, name, Ok(true));
+            }
+        }
     }
 
     fn role(&self, device: &Device) -> Option<Role> {
@@ -185,26 +244,26 @@ pub fn detach(pins: &Pins) -> Result<()> {
 
 /// Keeps the packet path in step for as long as its control lives. Before the first orders, what a predecessor left
 /// stays.
-pub fn start(mut packets: Packets, devices: watch::Receiver<Vec<Device>>) -> Control {
+pub fn start(mut packets: Packets, ordered: Ordered, devices: watch::Receiver<Vec<Device>>, upkeep: Upkeep) {
     packets.set_devices(&devices.borrow());
-    let (orders, ordered) = watch::channel(None);
-    let (tell, workloads) = watch::channel(packets.watch.is_on);
-    tokio::spawn(follow(packets, devices, ordered, tell));
-    Control { orders, workloads }
+    tokio::spawn(follow(packets, devices, ordered, upkeep));
 }
 
-async fn follow(
-    mut packets: Packets,
-    mut devices: watch::Receiver<Vec<Device>>,
-    mut orders: watch::Receiver<Option<Orders>>,
-    tell: watch::Sender<bool>,
-) {
-    let mut look = tokio::time::interval(LOOK);
+async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>, mut ordered: Ordered, upkeep: Upkeep) {
+    let netlink = match rtnetlink::new_connection() {
+        Ok((connection, handle, _)) => {
+            tokio::spawn(connection);
+            handle
+        }
+        Err(error) => return tracing::error!(%error, "no packet path: netlink cannot be used"),
+    };
+    let (mut look, mut tend) = (interval(LOOK), interval(PERIOD));
+    tend.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let more = tokio::select! {
             more = devices.changed() => more,
-            more = orders.changed() => {
-                if let Some(Orders { pods, serves_outsiders }) = orders.borrow_and_update().clone() {
+            more = ordered.orders.changed() => {
+                if let Some(Orders { pods, serves_outsiders }) = ordered.orders.borrow_and_update().clone() {
                     packets.watch.serves_outsiders = Some(serves_outsiders);
                     if let Err(error) = packets.set_pod_ranges(&pods) {
                         tracing::warn!(%error, "cannot tell the packet path which addresses are pods'");
@@ -219,12 +278,18 @@ async fn follow(
                 }
                 Ok(())
             }
+            _ = tend.tick() => {
+                let devices = devices.borrow().clone();
+                packets.mend(&netlink, &devices, &upkeep).await;
+                upkeep.report();
+                continue;
+            }
         };
         if more.is_err() {
             return;
         }
         packets.set_devices(&devices.borrow_and_update().clone());
-        tell.send_replace(packets.watch.is_on);
+        ordered.tell.send_replace(packets.watch.is_on);
     }
 }
 
@@ -246,13 +311,6 @@ fn prefix(net: &IpNet) -> u32 {
     match net {
         IpNet::V4(_) => 96 + bits,
         IpNet::V6(_) => bits,
-    }
-}
-
-const fn way_name(way: Way) -> &'static str {
-    match way {
-        Way::Tcx => "tcx",
-        Way::Clsact => "clsact",
     }
 }
 

@@ -18,7 +18,19 @@ impl Pins {
     #[must_use]
     pub fn below(bpffs: &Path) -> Self {
         let base = bpffs.join("sheave");
-        Self { root: base.join(format!("v{ABI_VERSION}")), base }
+        Self { root: base.clone(), base }.of_version(ABI_VERSION)
+    }
+
+    /// Those of another version.
+    #[must_use]
+    pub fn of_version(&self, number: u32) -> Self {
+        Self { base: self.base.clone(), root: self.base.join(format!("v{number}")) }
+    }
+
+    /// Where this version's are made when they must appear all at once.
+    #[must_use]
+    pub fn next(&self) -> Self {
+        Self { base: self.base.clone(), root: self.base.join("next") }
     }
 
     /// Directory of the maps.
@@ -71,6 +83,6 @@ mod tests {
         }
         assert_eq!(Pins::device_of("tc_17_out"), Some(17));
         assert_eq!(Pins::device_of("connect4"), None);
-        assert_eq!(pins.map("SOURCE_RANGES"), Path::new("/sys/fs/bpf/sheave/v1/maps/source_ranges"));
+        assert_eq!(pins.map("SOURCE_RANGES"), Path::new("/sys/fs/bpf/sheave/v2/maps/source_ranges"));
     }
 }

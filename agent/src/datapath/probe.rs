@@ -42,6 +42,8 @@ pub struct Mount {
     pub kind: String,
     /// Options of the filesystem: with cgroup v1, its controllers.
     pub options: Vec<String>,
+    /// Nothing can be made there.
+    pub read_only: bool,
 }
 
 /// Parses `/proc/self/mountinfo`; lines it does not understand are left out.
@@ -49,12 +51,12 @@ pub struct Mount {
 pub fn parse_mounts(mountinfo: &str) -> Vec<Mount> {
     let parse = |line: &str| {
         let (mount, filesystem) = line.split_once(" - ")?;
-        let mut filesystem = filesystem.split(' ');
-        Some(Mount {
-            point: unescape(mount.split(' ').nth(4)?).into(),
-            kind: filesystem.next()?.to_owned(),
-            options: filesystem.nth(1).unwrap_or_default().split(',').map(str::to_owned).collect(),
-        })
+        let (mut mount, mut filesystem) = (mount.split(' ').skip(4), filesystem.split(' '));
+        let (point, flags) = (mount.next()?, mount.next()?);
+        let kind = filesystem.next()?.to_owned();
+        let options: Vec<_> = filesystem.nth(1).unwrap_or_default().split(',').map(str::to_owned).collect();
+        let read_only = flags.split(',').any(|flag| flag == "ro") || options.iter().any(|option| option == "ro");
+        Some(Mount { point: unescape(point).into(), kind, options, read_only })
     };
     mountinfo.lines().filter_map(parse).collect()
 }

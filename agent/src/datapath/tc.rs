@@ -8,19 +8,20 @@ use std::{ffi::CStr, fs, io, mem, os::fd::AsFd as _};
 use aya::{
     Ebpf,
     programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
-        links::{FdLink, Link as _},
-        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
+        ProgramError, SchedClassifier, TcAttachType,
+        links::Link as _,
+        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError},
     },
-    sys::SyscallError,
 };
+use futures::TryStreamExt as _;
+use rtnetlink::{Handle, packet_route::tc::TcHandle};
 
 use super::{
     Error, Result,
     attach::remove_pin,
     devices::{Device, Role},
     kernel::flatten,
-    link,
+    link::Pinned,
     pins::Pins,
     verifier,
 };
@@ -28,15 +29,31 @@ use crate::options::TcAttach;
 
 /// Of our filters. Others may have theirs before or after.
 const PRIORITY: u16 = 0x5348;
-const HANDLE: TcHandle = TcHandle::new(0, 0x5348);
+const OUR_HANDLE: (u16, u16) = (0, 0x5348);
+const HANDLE: tc::TcHandle = tc::TcHandle::new(OUR_HANDLE.0, OUR_HANDLE.1);
 
-/// In which of the two ways this kernel attaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// Pinned links.
-    Tcx,
-    /// Filters.
+/// Of `enum bpf_attach_type`.
+const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_EGRESS: u32 = 47;
+
+/// How a device has its programs.
+#[derive(Debug)]
+pub enum Hold {
+    /// By pinned links.
+    Tcx(Vec<Pinned>),
+    /// By filters, which need no holding.
     Clsact,
+}
+
+impl Hold {
+    /// For people.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Tcx(_) => "tcx",
+            Self::Clsact => "clsact",
+        }
+    }
 }
 
 const DIRECTIONS: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
@@ -77,25 +94,25 @@ fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassif
 }
 
 /// Gives a device its programs, egress first: nothing is rewritten on its way in that could not be on its way out.
-/// Says which way it was.
 ///
 /// # Errors
 /// When the kernel refuses; the device may have gone meanwhile.
-pub fn attach(ebpf: &mut Ebpf, pins: &Pins, device: &Device, role: Role, how: TcAttach) -> Result<Way> {
-    let mut way = Way::Tcx;
+pub fn attach(ebpf: &mut Ebpf, pins: &Pins, device: &Device, role: Role, how: TcAttach) -> Result<Hold> {
+    let mut links = Vec::new();
     for direction in DIRECTIONS {
-        way = attach_one(ebpf, pins, device, (program(role, direction), direction), how)?;
+        links.extend(attach_one(ebpf, pins, device, (program(role, direction), direction), how)?);
     }
-    Ok(way)
+    Ok(if links.len() == DIRECTIONS.len() { Hold::Tcx(links) } else { Hold::Clsact })
 }
 
+/// `None` = as a filter.
 fn attach_one(
     ebpf: &mut Ebpf,
     pins: &Pins,
     device: &Device,
     (name, direction): (&str, TcAttachType),
     how: TcAttach,
-) -> Result<Way> {
+) -> Result<Option<Pinned>> {
     let on = |e: &dyn std::error::Error| {
         Error::Incompatible(format!("cannot attach {name} to the device {}: {}", device.name, flatten(e)))
     };
@@ -104,31 +121,50 @@ fn attach_one(
     if how == TcAttach::Clsact {
         filter(program, device, direction).map_err(|e| on(&e))?;
         remove_pin(&pin)?; // of a former life with tcx
-        return Ok(Way::Clsact);
+        return Ok(None);
     }
-    match link::replace(&pin, program.fd().map_err(|e| on(&e))?.as_fd()) {
-        Ok(()) => return Ok(Way::Tcx),
+    let fd = program.fd().map_err(|e| on(&e))?.as_fd();
+    match Pinned::open(pin.clone()) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        // The device of that number is gone and took the link's effect with it: make a new one.
-        Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => remove_pin(&pin)?,
-        Err(e) => return Err(Error::kernel(format!("replacing the program of {}", pin.display()), e)),
+        Err(e) => return Err(on(&e)),
+        Ok(link) => match link.replace(fd) {
+            Ok(()) => return Ok(Some(link)),
+            // The device of that number is gone and took the link's effect with it: make a new one.
+            Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => {}
+            Err(e) => return Err(on(&e)),
+        },
     }
-    let order = TcAttachOptions::TcxOrder(LinkOrder::default());
-    match program.attach_with_options(&device.name, direction, order) {
-        Ok(id) => {
-            let link = program.take_link(id).map_err(|e| on(&e))?;
-            FdLink::try_from(link).map_err(|e| on(&e))?.pin(&pin).map_err(|e| on(&e))?;
+    let attach_type = match direction {
+        TcAttachType::Egress => BPF_TCX_EGRESS,
+        TcAttachType::Ingress | TcAttachType::Custom(_) => BPF_TCX_INGRESS,
+    };
+    match Pinned::link(fd, device.index, attach_type, pin) {
+        Ok(link) => {
+            let _ = link.pin(); // held, it works without; whoever looks after pins tells what is wrong
             remove_filter(&device.name, direction); // of a former life without
-            Ok(Way::Tcx)
+            Ok(Some(link))
         }
-        Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
-            if matches!(io_error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) =>
-        {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
             filter(program, device, direction).map_err(|e| on(&e))?;
-            Ok(Way::Clsact)
+            Ok(None)
         }
         Err(e) => Err(on(&e)),
     }
+}
+
+/// Whether both filters are on a device; `false` too when it is gone.
+pub async fn has_filters(handle: &Handle, device: u32) -> bool {
+    let filters = || handle.traffic_filter(device.cast_signed()).get();
+    for request in [filters().egress(), filters().ingress()] {
+        let found = request.execute().try_any(|filter| async move {
+            let TcHandle { major, minor } = filter.header.handle;
+            filter.header.info >> 16 == u32::from(PRIORITY) && (major, minor) == OUR_HANDLE
+        });
+        if !found.await.unwrap_or(false) {
+            return false;
+        }
+    }
+    true
 }
 
 fn filter(

@@ -33,6 +33,10 @@ pub struct StatusInput {
     pub features: Vec<FeatureView>,
     /// Counters by name.
     pub counters: BTreeMap<String, u64>,
+    /// What is missing of the agent's own things and cannot be put back.
+    pub losses: Vec<String>,
+    /// How often what was taken away was put back, by kind.
+    pub repairs: BTreeMap<String, u64>,
 }
 
 impl<D: Datapath> Engine<D> {
@@ -104,7 +108,9 @@ impl<D: Datapath> Engine<D> {
     /// How the agent is.
     #[must_use]
     pub fn status(&self, input: StatusInput) -> StatusView {
-        let StatusInput { source, source_problems, mut problems, features, counters } = input;
+        let StatusInput { source, source_problems, mut problems, features, counters, losses, repairs } = input;
+        let has_losses = !losses.is_empty();
+        problems.extend(losses);
         let wanted: Vec<(bool, bool)> = self
             .tables
             .groups()
@@ -129,7 +135,7 @@ impl<D: Datapath> Engine<D> {
         }
         let health = if !self.is_ready {
             "starting"
-        } else if missing > 0 || !source_problems.is_empty() {
+        } else if missing > 0 || has_losses || !source_problems.is_empty() {
             "degraded"
         } else {
             "ok"
@@ -149,6 +155,7 @@ impl<D: Datapath> Engine<D> {
             maps: self.maps(),
             features,
             counters,
+            repairs,
         }
     }
 

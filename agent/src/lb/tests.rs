@@ -48,6 +48,9 @@ impl ReadTables for Memory {
     fn backend(&self, id: u32) -> Backend {
         self.backends[id as usize].0
     }
+    fn backends(&self) -> Vec<Backend> {
+        self.backends.iter().map(|(backend, _)| *backend).collect()
+    }
     fn connections(&self, id: u32) -> u64 {
         self.backends[id as usize].1
     }

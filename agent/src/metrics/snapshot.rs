@@ -111,6 +111,8 @@ impl Collector for Snapshot {
         )?;
         let events = status.counters.iter().map(|(event, count)| ([("event", event.as_str())], *count));
         page.counters("sheave_datapath_events", "What the programs did, by outcome", events)?;
+        let repairs = status.repairs.iter().map(|(part, count)| ([("part", part.as_str())], *count));
+        page.counters("sheave_repairs", "Things taken away behind the agent's back and put back", repairs)?;
 
         page.gauge(
             "sheave_connections",

@@ -109,6 +109,7 @@ pub(crate) fn full_page() -> String {
             maps: vec![MapView { name: "BACKENDS".into(), used: 3, capacity: 4, flag: "--max-backends".into() }],
             features: vec![feature],
             counters: BTreeMap::from([("socket_connect".to_owned(), 1)]),
+            repairs: BTreeMap::from([("pin".to_owned(), 1)]),
             ..StatusView::default()
         },
         no_local: Family::ALL.map(|family| (family, NoLocal::default())).into(),

@@ -1,6 +1,6 @@
 //! `status` as text.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use super::{Cell, Row, Table, Tone, Widths};
 use crate::view::{FeatureView, MapView, StatusView};
@@ -35,7 +35,9 @@ pub fn page(status: &StatusView, colours: bool) -> String {
             let _ = write!(page, "\n{title}:\n{lines}");
         }
     }
-    for table in [maps(&status.maps), features(&status.features), counters(status)] {
+    let counts = [("COUNTER", &status.counters), ("TAKEN AWAY AND PUT BACK", &status.repairs)];
+    let [counters, repairs] = counts.map(|(heading, counts)| counters(heading, counts));
+    for table in [maps(&status.maps), features(&status.features), counters, repairs] {
         if !table.rows.is_empty() {
             let _ = write!(page, "\n{}", table.page(colours));
         }
@@ -72,11 +74,11 @@ fn features(features: &[FeatureView]) -> Table {
     Table { headings: vec!["FEATURE", "AVAILABLE", "CONSEQUENCE"], status: 1, rows: features.iter().map(row).collect() }
 }
 
-fn counters(status: &StatusView) -> Table {
-    let counters = status.counters.iter().filter(|(_, count)| **count > 0);
+fn counters(heading: &'static str, counts: &BTreeMap<String, u64>) -> Table {
+    let counters = counts.iter().filter(|(_, count)| **count > 0);
     let row = |(name, count): (&String, &u64)| Row {
         key: name.clone(),
         cells: vec![name.as_str().into(), count.to_string().into()],
     };
-    Table { headings: vec!["COUNTER", "COUNT"], status: 1, rows: counters.map(row).collect() }
+    Table { headings: vec![heading, "COUNT"], status: 1, rows: counters.map(row).collect() }
 }

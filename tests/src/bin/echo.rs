@@ -1,4 +1,4 @@
-//! `sheave-echo NAME PORT/TCP PORT/UDP …`: see `sheave_tests::echo`. Says "ready" when it listens; to each line "seen"
+//! `sheave-echo NAME PORT/TCP ADDRESS:PORT/UDP …`: see `sheave_tests::echo`. Says "ready" when it listens; to each line "seen"
 //! on stdin it says how many connections and datagrams there were.
 
 use std::{
@@ -20,7 +20,10 @@ fn main() -> Result<()> {
     for arg in args {
         let (port, protocol) = arg.split_once('/').with_context(|| format!("{arg} is not PORT/PROTOCOL"))?;
         // One socket for both families: IPV6_V6ONLY is off by default on Linux.
-        let at = SocketAddr::from(([0u16; 8], port.parse()?));
+        let at = match port.parse() {
+            Ok(port) => SocketAddr::from(([0u16; 8], port)),
+            Err(_) => port.parse().with_context(|| format!("{port} is neither a port nor an address and a port"))?,
+        };
         match protocol {
             "TCP" => {
                 let listener = TcpListener::bind(at).context(arg)?;

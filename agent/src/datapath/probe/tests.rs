@@ -48,6 +48,7 @@ fn a_path_belongs_to_the_deepest_mount_above_it() {
         point: "/sys/fs/cgroup/net_cls,net_prio".into(),
         kind: "cgroup".to_owned(),
         options: ["rw", "net_cls", "net_prio"].map(str::to_owned).into(),
+        read_only: false,
     };
     assert_eq!(parse_mounts(HYBRID)[1], controllers);
 }

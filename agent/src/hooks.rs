@@ -1,0 +1,115 @@
+//! Putting the programs to work, in place of those of whoever was here before, and keeping them there.
+
+use std::{mem, path::PathBuf};
+
+use anyhow::Context as _;
+
+use crate::{
+    datapath::{
+        attach, devices,
+        flows::{self, Collected, Flows},
+        keep::{self, Keep},
+        link::Pinned,
+        load::Loaded,
+        migrate::Legacy,
+        packets::{self, Control, Ordered, Packets},
+        pins::Pins,
+    },
+    metrics::Metrics,
+    options::PacketOptions,
+    upkeep::Upkeep,
+};
+
+/// What attaching takes beside programs.
+pub struct HookOptions {
+    /// Whose links the programs go into.
+    pub legacy: Legacy,
+    /// Where to attach the programs of sockets.
+    pub cgroup_root: PathBuf,
+    /// Where links are pinned.
+    pub pins: Pins,
+    /// Binding to a NodePort is refused.
+    pub bind_protection: bool,
+    /// The device that swallows is there.
+    pub has_discard: bool,
+    /// What becomes of packets.
+    pub packets: PacketOptions,
+    /// Where flows are counted.
+    pub metrics: Metrics,
+    /// Where losses are noted.
+    pub upkeep: Upkeep,
+}
+
+/// Programs that the kernel has accepted and that are not yet attached.
+pub struct Hooks {
+    options: HookOptions,
+    maps: Vec<Pinned>,
+    sockets: Vec<attach::Program>,
+    packets: Option<(Packets, Ordered)>,
+    /// What is not as it should be, a sentence each.
+    warnings: Vec<String>,
+}
+
+impl Hooks {
+    /// Loads every program: nothing after this needs the right to. Also returns how the packet path, if there is one, is
+    /// told what is wanted.
+    ///
+    /// # Errors
+    /// When the verifier refuses a program of sockets.
+    pub fn load(mut loaded: Loaded, options: HookOptions) -> anyhow::Result<(Self, Option<Control>)> {
+        let (maps, mut warnings) = (mem::take(&mut loaded.maps), mem::take(&mut loaded.warnings));
+        let sockets = attach::load(&mut loaded.ebpf, options.bind_protection)?;
+        let (mut packets, mut control) = (None, None);
+        if options.packets.enabled {
+            match Packets::open(loaded, &options.pins, options.packets.clone()) {
+                Ok(loaded) => {
+                    let (ours, theirs) = loaded.control();
+                    (packets, control) = (Some((loaded, theirs)), Some(ours));
+                }
+                Err(error) => warnings.push(no_packet_path(&error)),
+            }
+        }
+        Ok((Self { options, maps, sockets, packets, warnings }, control))
+    }
+
+    /// Attaches everything and starts what looks after it. Returns what is not as it should be, a sentence each.
+    ///
+    /// # Errors
+    /// When the programs of sockets cannot be attached. Those attached before stay.
+    pub async fn attach(self) -> anyhow::Result<Vec<String>> {
+        let Self { options, maps, sockets, packets, mut warnings } = self;
+        let HookOptions { legacy, cgroup_root, pins, bind_protection, has_discard, upkeep, .. } = options;
+        legacy.move_links(&pins)?;
+        let programs = attach::attach(sockets, &cgroup_root, &pins, bind_protection)?;
+        tokio::spawn(keep::follow(Keep { maps, programs, has_discard }, upkeep.clone()));
+        let started = match packets {
+            Some((packets, ordered)) => start_packets(packets, ordered, &pins, options.metrics, upkeep).await,
+            None if options.packets.enabled => Ok(()), // the warning is there
+            None => packets::detach(&pins).map_err(Into::into),
+        };
+        warnings.extend(started.err().map(|error: anyhow::Error| no_packet_path(&error)));
+        if let Err(error) = legacy.remove() {
+            warnings
+                .push(format!("pins of another version are left, run `sheave cleanup` when no agent runs: {error}"));
+        }
+        Ok(warnings)
+    }
+}
+
+fn no_packet_path(error: &(impl std::fmt::Display + ?Sized)) -> String {
+    format!("no packet path, clients outside this node are not served: {error:#}")
+}
+
+/// Starts what keeps the packet programs on every device.
+async fn start_packets(
+    packets: Packets,
+    ordered: Ordered,
+    pins: &Pins,
+    metrics: Metrics,
+    upkeep: Upkeep,
+) -> anyhow::Result<()> {
+    let devices = devices::follow().await.context("cannot follow this host's network devices")?;
+    packets::start(packets, ordered, devices, upkeep);
+    let tell = move |Collected { kept, removed }| metrics.collected_flows(kept, removed);
+    flows::start(Flows::open(pins)?, tell).context("cannot start looking after the flow table")
+}

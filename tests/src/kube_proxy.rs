@@ -1,0 +1,125 @@
+//! The real kube-proxy, on a node of the lab.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{api_server::programs, http, node::Node, skip, wait::eventually};
+
+/// From the start of the process until it has synced, on a busy machine.
+const START: Duration = Duration::from_secs(60);
+
+/// One program for each back end, which goes by the name it is called with.
+const LEGACY: &str = "/usr/sbin/xtables-legacy-multi";
+
+/// A mode of kube-proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// nf_tables, in tables of its own.
+    Nftables,
+    /// iptables on top of nf_tables.
+    Iptables,
+    /// iptables as it was before.
+    IptablesLegacy,
+    /// IPVS.
+    Ipvs,
+}
+
+/// A kube-proxy; killed when dropped.
+#[derive(Debug)]
+pub struct KubeProxy {
+    child: Child,
+    log: PathBuf,
+}
+
+impl KubeProxy {
+    /// Starts one and waits until it has synced. `None` when what it takes is not here; the running test is then
+    /// skipped, for this mode.
+    ///
+    /// # Errors
+    /// When it does not get ready; with its log.
+    pub fn start(node: &Node, mode: Mode, kubeconfig: &Path) -> Result<Option<Self>> {
+        let program = programs()?.join("kube-proxy");
+        let missing = match mode {
+            _ if !program.exists() => Some("kube-proxy is not built: run `cargo xtask kubernetes`"),
+            Mode::Nftables => missing("/usr/sbin/nft", "the program nft is missing (package nftables)"),
+            Mode::Iptables => {
+                missing("/usr/sbin/iptables-nft", "the program iptables-nft is missing (package iptables)")
+            }
+            Mode::IptablesLegacy => missing(LEGACY, "legacy iptables is missing (package iptables)"),
+            Mode::Ipvs => missing("/proc/net/ip_vs", "this kernel has no IPVS"),
+        };
+        if let Some(missing) = missing {
+            skip(&format!("{mode:?}: {missing}"));
+            return Ok(None);
+        }
+        let folder = node.paths().run.clone();
+        let log = folder.join("kube-proxy.log");
+        let out = File::options().create(true).append(true).open(&log)?;
+        let mut command = node.host.command(program)?;
+        let name = match mode {
+            Mode::Nftables => "nftables",
+            Mode::Iptables | Mode::IptablesLegacy => "iptables",
+            Mode::Ipvs => "ipvs",
+        };
+        command.arg(format!("--proxy-mode={name}")).arg("--kubeconfig").arg(kubeconfig);
+        command.arg(format!("--hostname-override={}", node.name)).arg("--cluster-cidr=10.244.0.0/16");
+        // The limits of the host's conntrack are not the lab's to change.
+        command.args(["--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0s"]);
+        command.args(["--conntrack-tcp-timeout-close-wait=0s", "--nodeport-addresses=primary"]);
+        if mode == Mode::IptablesLegacy {
+            let path = std::env::var("PATH").unwrap_or_default();
+            command.env("PATH", format!("{}:{path}", legacy_programs(&folder)?.display()));
+        }
+        let child = command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out).spawn()?;
+        let proxy = Self { child, log };
+        let synced = eventually("kube-proxy has synced", START, || {
+            ensure!(http::get(&node.host, "127.0.0.1:10256", "/healthz")?.code == 200);
+            Ok(())
+        });
+        synced.with_context(|| fs::read_to_string(&proxy.log).unwrap_or_default())?;
+        Ok(Some(proxy))
+    }
+
+    /// Ends it at once; its rules stay.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn stop(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for KubeProxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn missing(path: &str, sentence: &'static str) -> Option<&'static str> {
+    (!Path::new(path).exists()).then_some(sentence)
+}
+
+/// A folder where the usual names mean legacy iptables.
+fn legacy_programs(folder: &Path) -> Result<PathBuf> {
+    let folder = folder.join("legacy");
+    fs::create_dir_all(&folder)?;
+    for family in ["iptables", "ip6tables"] {
+        for action in ["", "-save", "-restore"] {
+            let link = folder.join(format!("{family}{action}"));
+            if !link.exists() {
+                symlink(LEGACY, link)?;
+            }
+        }
+    }
+    Ok(folder)
+}

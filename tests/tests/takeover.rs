@@ -1,0 +1,177 @@
+//! Taking over from a real kube-proxy on a running node, and the way back.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use sheave_agent::{
+    check::{Finding, Grade},
+    view::Items,
+};
+use sheave_tests::{
+    agent::Agent,
+    api_server::ApiServer,
+    client::{LoadKind, Way},
+    kube_proxy::{KubeProxy, Mode},
+    lab::Lab,
+    node::Node,
+    objects::{Slice, Svc, node},
+    place::program,
+    wait::{SOON, eventually},
+};
+
+const SERVICE: &str = "10.96.0.20:80";
+const NODE_PORT: &str = "192.0.2.11:30020";
+
+/// What kubelet, a CNI and an administrator have on a node beside kube-proxy.
+const OTHERS: [&str; 12] = [
+    "-t mangle -N KUBE-IPTABLES-HINT",
+    "-t mangle -N KUBE-KUBELET-CANARY",
+    "-t nat -N KUBE-KUBELET-CANARY",
+    "-t filter -N KUBE-FIREWALL",
+    "-t filter -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP",
+    "-t filter -I OUTPUT -j KUBE-FIREWALL",
+    "-t filter -I INPUT -j KUBE-FIREWALL",
+    "-t nat -N CNI-OUT",
+    "-t nat -A CNI-OUT -d 10.244.0.0/16 -j ACCEPT",
+    "-t nat -A POSTROUTING -s 10.244.1.0/24 -m comment --comment \"cni -j KUBE-SERVICES\" -j CNI-OUT",
+    "-t filter -A FORWARD -s 203.0.113.9 -j DROP",
+    "-t nat -A PREROUTING -d 203.0.113.1 -j DNAT --to-destination 203.0.113.2",
+];
+
+#[test]
+fn nftables() -> Result<()> {
+    takes_over(Mode::Nftables)
+}
+
+#[test]
+fn iptables() -> Result<()> {
+    takes_over(Mode::Iptables)
+}
+
+#[test]
+fn iptables_legacy() -> Result<()> {
+    takes_over(Mode::IptablesLegacy)
+}
+
+#[test]
+fn ipvs() -> Result<()> {
+    takes_over(Mode::Ipvs)
+}
+
+fn takes_over(mode: Mode) -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node1 = lab.n1();
+    let Some(api) = ApiServer::start(Some(&node1.host))? else { return Ok(()) };
+    let _servers = [node1.server(10, "A")?, node1.server(11, "B")?];
+    let (pod, outside) = (node1.pod(20)?, lab.outside.client()?);
+    let client = pod.place.client()?;
+    let web = Svc::new("web").ip("10.96.0.20").port("t", 80, "TCP").node_port(30_020);
+    let web = web.port("u", 80, "UDP").node_port(30_020);
+    let slice = |address: &str| {
+        let slice = Slice::new("web-1", "web").port("t", 8080, "TCP").port("u", 8080, "UDP");
+        slice.ready(address, "n1")
+    };
+    api.apply(&[&node(1), &web, &slice("10.244.1.10")])?;
+
+    let iptables = if mode == Mode::IptablesLegacy { "iptables-legacy" } else { "iptables-nft" };
+    for rule in OTHERS {
+        node1.host.run("sh", &["-c", &format!("{iptables} {rule}")])?;
+    }
+    node1.host.run("nft", &["add table inet mine; add chain inet mine c; add rule inet mine c tcp dport 9 drop"])?;
+    let before = rules(node1)?;
+
+    let Some(proxy) = KubeProxy::start(node1, mode, &api.kubeconfig())? else { return Ok(()) };
+    eventually("kube-proxy serves", SOON, || {
+        ensure!(client.dial(Way::Tcp, SERVICE)?.name == "A" && outside.dial(Way::Tcp, NODE_PORT)?.name == "A");
+        Ok(())
+    })?;
+    let open = client.connect(Way::Tcp, SERVICE)?;
+    let from_outside = outside.connect(Way::Tcp, NODE_PORT)?;
+    let datagrams = client.connect(Way::Udp, SERVICE)?;
+    ensure!([&open, &from_outside, &datagrams].iter().all(|socket| socket.ask().is_ok()));
+
+    // Beside it, sheave serves new connections, and says who else is there.
+    let mut agent = node1.agent_of(&api.kubeconfig())?;
+    agent.expect(
+        "web",
+        &[
+            "10.96.0.20:80/TCP → 10.244.1.10:8080",
+            "10.96.0.20:80/UDP → 10.244.1.10:8080",
+            "192.0.2.11:30020/TCP → 10.244.1.10:8080",
+            "192.0.2.11:30020/UDP → 10.244.1.10:8080",
+        ],
+    )?;
+    let word = if mode == Mode::IptablesLegacy { "iptables".to_owned() } else { format!("{mode:?}").to_lowercase() };
+    says(&agent, Grade::Warn, &format!("runs, in {word} mode"))?;
+    let refused = agent.sheave(&["cleanup", "--kube-proxy"]).map_err(|error| format!("{error:#}"));
+    ensure!(refused.as_ref().is_err_and(|error| error.contains("stop it first")), "{refused:?}");
+
+    let load = client.load(Way::Tcp, LoadKind::Dial, SERVICE, Duration::from_millis(2))?;
+    let outside_load = outside.load(Way::Tcp, LoadKind::Dial, NODE_PORT, Duration::from_millis(2))?;
+    proxy.stop()?;
+    says(&agent, Grade::Warn, "left")?;
+    // Nobody tells kube-proxy's UDP flows any more that their backend is gone.
+    api.apply(&[&slice("10.244.1.11")])?;
+    eventually("sheave follows", SOON, || {
+        ensure!(client.dial(Way::Udp, SERVICE)?.name == "B");
+        Ok(())
+    })?;
+    ensure!(flows(node1, "udp")? > 0, "the flow is still there");
+
+    let full = rules(node1)?;
+    let would = agent.sheave(&["cleanup", "--kube-proxy", "--dry-run"])?;
+    ensure!(would.contains("would remove") && rules(node1)? == full, "a dry run changes nothing: {would}");
+    let removed = agent.sheave(&["cleanup", "--kube-proxy"])?;
+    ensure!(removed.replace("removed", "would remove") == would, "{removed}");
+    let after = rules(node1)?;
+    ensure!(after == before, "others' rules are as they were:\n{before}\nnow:\n{after}");
+    ensure!(flows(node1, "udp")? == 0, "stale flows are gone");
+    ensure!(agent.sheave(&["cleanup", "--kube-proxy"])?.starts_with("nothing to clean up"));
+    says(&agent, Grade::Ok, "not a trace")?;
+    for (name, socket) in [("inside", &open), ("outside", &from_outside)] {
+        ensure!(socket.ask()?.answer.name == "A", "{name}: a connection of kube-proxy's outlives its rules");
+    }
+    for load in [load, outside_load] {
+        let report = load.stop()?;
+        ensure!(report.failed == 0 && report.answered > 0, "{report:?}");
+    }
+
+    // And back.
+    let Some(_proxy) = KubeProxy::start(node1, mode, &api.kubeconfig())? else { return Ok(()) };
+    agent.terminate()?;
+    agent.sheave(&["cleanup"])?;
+    for (name, client, to) in [("inside", &client, SERVICE), ("outside", &outside, NODE_PORT)] {
+        ensure!(client.dial(Way::Tcp, to)?.name == "B", "{name}: kube-proxy serves again");
+    }
+    Ok(())
+}
+
+/// Every rule of the node, without counters and comments of the programs.
+fn rules(node: &Node) -> Result<String> {
+    let legacy = "test -s /proc/net/ip_tables_names && iptables-legacy-save; test -s /proc/net/ip6_tables_names && ip6tables-legacy-save; true";
+    let text = node.host.run("nft", &["-s", "list", "ruleset"])? + &node.host.run("sh", &["-c", legacy])?;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    // An empty table of the same name may be left by iptables-nft: it decides nothing.
+    Ok(lines
+        .map(|line| line.split(" [").next().unwrap_or_default())
+        .fold(String::new(), |text, line| text + line + "\n"))
+}
+
+/// Conntrack entries of a protocol that lead to the Service.
+fn flows(node: &Node, protocol: &str) -> Result<usize> {
+    let list = node.host.run("conntrack", &["-L", "-p", protocol, "-d", "10.96.0.20"])?;
+    Ok(list.lines().filter(|line| line.contains("src=10.244.1.10 ")).count())
+}
+
+/// Waits until `sheave check` says so of kube-proxy.
+fn says(agent: &Agent, grade: Grade, words: &str) -> Result<()> {
+    eventually("sheave check says so", SOON, || {
+        // Not by `Agent::sheave`: what is missing on this host makes the command fail.
+        let mut command = agent.place().command(program("sheave")?)?;
+        let output = command.args(["check", "-o", "json"]).args(agent.flags().split(' ')).output()?;
+        let findings: Items<Finding> = serde_json::from_slice(&output.stdout)?;
+        let finding = findings.items.iter().find(|finding| finding.name == "kube-proxy");
+        ensure!(finding.is_some_and(|f| f.status == grade && f.found.contains(words)), "{finding:?}");
+        Ok(())
+    })
+}
