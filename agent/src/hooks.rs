@@ -110,6 +110,6 @@ async fn start_packets(
 ) -> anyhow::Result<()> {
     let devices = devices::follow().await.context("cannot follow this host's network devices")?;
     packets::start(packets, ordered, devices, upkeep);
-    let tell = move |Collected { kept, removed }| metrics.collected_flows(kept, removed);
+    let tell = move |Collected { kept, removed, took }| metrics.collected_flows(kept, removed, took);
     flows::start(Flows::open(pins)?, tell).context("cannot start looking after the flow table")
 }

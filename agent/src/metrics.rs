@@ -33,6 +33,8 @@ use crate::model;
 
 /// A label of a fixed name.
 type Label<V> = [(&'static str, V); 1];
+/// Labels of fixed names.
+type Labels<const N: usize> = [(&'static str, String); N];
 /// A metric for each family.
 type ByFamily<M> = Family<Label<&'static str>, M, fn() -> M>;
 /// Seconds since 1970, or any other fraction.
@@ -54,11 +56,15 @@ pub struct Metrics {
     service_changes: Counter,
     healthz: Family<Label<u16>, Counter>,
     livez: Family<Label<u16>, Counter>,
+    requests: Family<Labels<3>, Counter>,
+    request_duration: Family<Labels<2>, Histogram, fn() -> Histogram>,
     reconcile: Histogram,
     closed_sockets: Counter,
     flows: Gauge,
     flow_capacity: Gauge,
     collected_flows: Counter,
+    conntrack_sync: ByFamily<Histogram>,
+    conntrack_deleted: ByFamily<Counter>,
 }
 
 impl Default for Metrics {
@@ -78,11 +84,15 @@ impl Default for Metrics {
             service_changes: Counter::default(),
             healthz: Family::default(),
             livez: Family::default(),
+            requests: Family::default(),
+            request_duration: Family::new_with_constructor(request_buckets),
             reconcile: Histogram::new((0..11).map(|i| 0.0001 * 4_f64.powi(i))),
             closed_sockets: Counter::default(),
             flows: Gauge::default(),
             flow_capacity: Gauge::default(),
             collected_flows: Counter::default(),
+            conntrack_sync: Family::new_with_constructor(sync_buckets),
+            conntrack_deleted: Family::new_with_constructor(Counter::default),
         };
         new.register_kube_proxy(&mut registry);
         new.register_own(&mut registry);
@@ -104,6 +114,17 @@ impl Metrics {
         let build = Family::<[(&str, String); 5], Gauge>::default();
         build.get_or_create(&labels).set(1);
         registry.register("kubernetes_build_info", "Version of this program, where Kubernetes' dashboards look", build);
+
+        registry.register(
+            "rest_client_requests",
+            "Requests to the API server; the code is <error> where there was no answer",
+            self.requests.clone(),
+        );
+        registry.register(
+            "rest_client_request_duration_seconds",
+            "How long the API server took to begin its answer",
+            self.request_duration.clone(),
+        );
 
         let registry = registry.sub_registry_with_prefix("kubeproxy");
         registry.register(
@@ -152,6 +173,16 @@ impl Metrics {
             self.service_changes_pending.clone(),
         );
         registry.register("sync_proxy_rules_service_changes", "Changes of Services seen", self.service_changes.clone());
+        registry.register(
+            "conntrack_reconciler_sync_duration_seconds",
+            "How long it took to look through the flow table of the packet path",
+            self.conntrack_sync.clone(),
+        );
+        registry.register(
+            "conntrack_reconciler_deleted_entries",
+            "Entries of flows that were over, or led to a backend that is gone",
+            self.conntrack_deleted.clone(),
+        );
         registry.register("proxy_healthz", "Answers of /healthz, by code", self.healthz.clone());
         registry.register("proxy_livez", "Answers of /livez, by code", self.livez.clone());
     }
@@ -199,6 +230,15 @@ impl Metrics {
         self.livez.get_or_create(&[("code", code)]).inc();
     }
 
+    /// A request to the API was answered with that code, or not at all.
+    pub fn requested(&self, method: String, host: String, code: Option<u16>, took: Duration) {
+        let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
+        self.request_duration
+            .get_or_create(&[("verb", method.clone()), ("host", host.clone())])
+            .observe(took.as_secs_f64());
+        self.requests.get_or_create(&[("code", code), ("host", host), ("method", method)]).inc();
+    }
+
     /// So many sockets were closed.
     pub fn closed_sockets(&self, count: u64) {
         self.closed_sockets.inc_by(count);
@@ -209,10 +249,14 @@ impl Metrics {
         self.flow_capacity.set(i64::from(entries));
     }
 
-    /// The flow table was looked through.
-    pub fn collected_flows(&self, kept: usize, removed: usize) {
+    /// The flow table was looked through; what was removed, of IPv4 and of IPv6.
+    pub fn collected_flows(&self, kept: usize, removed: [usize; 2], took: Duration) {
         self.flows.set(kept as i64);
-        self.collected_flows.inc_by(removed as u64);
+        for (family, count) in model::Family::ALL.into_iter().zip(removed) {
+            self.conntrack_sync.get_or_create(&ip_family(family)).observe(took.as_secs_f64());
+            self.conntrack_deleted.get_or_create(&ip_family(family)).inc_by(count as u64);
+            self.collected_flows.inc_by(count as u64);
+        }
     }
 
     /// Everything in Prometheus' text format. Without a snapshot, as when the engine does not answer in time, what it
@@ -248,6 +292,11 @@ const fn family_name(family: model::Family) -> &'static str {
 /// kube-proxy's: 1 ms doubled up to 16 s.
 fn sync_buckets() -> Histogram {
     Histogram::new((0..15).map(|i| 0.001 * 2_f64.powi(i)))
+}
+
+/// client-go's.
+fn request_buckets() -> Histogram {
+    Histogram::new([0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0])
 }
 
 /// kube-proxy's: finest where its promise lies.

@@ -18,6 +18,7 @@ use crate::{
     config,
     datapath::{
         Datapath, Stale, addresses, discard,
+        filling::{self, Filling},
         kernel::Kernel,
         load::{self, Features, Switches},
         migrate::{Legacy, Tables},
@@ -160,7 +161,7 @@ async fn start(
         .with_context(|| format!("cannot open the agent's socket {}; see --run-dir", socket.display()))?;
     let (source_events, told) = mpsc::unbounded_channel();
     let (warn, warned) = events::channel();
-    start_source(options, source_events, warned).await?;
+    start_source(options, source_events, warned, metrics.clone()).await?;
 
     Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
     let mut traces = Some(traces);
@@ -191,6 +192,8 @@ async fn start(
     let (bump, version) = watch::channel(0);
     let (stop, stopped) = oneshot::channel();
     let health = SharedHealth::default();
+    let filling = Filling::default();
+    filling::start(&pins, filling.clone()).context("cannot count the entries of maps")?;
     let core = Core {
         engine,
         told,
@@ -207,6 +210,7 @@ async fn start(
         features: feature_views(features),
         health: health.clone(),
         upkeep: upkeep.clone(),
+        filling: filling.clone(),
         meter: Meter::new(metrics.clone()),
         health_checks,
         needs_node: matches!(options.source, SourceOptions::Kubernetes { .. }),
@@ -218,8 +222,10 @@ async fn start(
 
     let handle = ApiHandle { requests: requests.clone(), version: version.clone() };
     let api = tokio::spawn(api::keep(socket, listener, handle, upkeep));
+    warn.send(Event::starting());
     if let Some(address) = options.healthz_bind_address {
-        tokio::spawn(server::serve("/healthz", address, server::health::router(&health, &metrics)));
+        let router = server::health::router(&health, &metrics);
+        tokio::spawn(server::serve(server::HEALTH, address, router, warn.clone()));
     }
     if let Some(address) = options.metrics_bind_address {
         let exporter = Exporter {
@@ -228,7 +234,7 @@ async fn start(
             series: options.max_metrics_series,
             configuration: config::json(&options.effective).to_string(),
         };
-        tokio::spawn(server::serve("/metrics", address, server::metrics::router(exporter)));
+        tokio::spawn(server::serve(server::METRICS, address, server::metrics::router(exporter), warn.clone()));
     }
     tokio::spawn(health_check::follow(Http { health: health.clone() }, checks_told, warn));
     traces.map(Traces::keep);
@@ -276,12 +282,13 @@ async fn start_source(
     options: &AgentOptions,
     events: source::Sender,
     told: mpsc::UnboundedReceiver<Event>,
+    metrics: Metrics,
 ) -> anyhow::Result<()> {
     let convert = ConvertOptions { proxy_name: None, skip: options.skip_services.clone() };
     match &options.source {
         SourceOptions::Manifests(directory) => source::manifests::start(directory, convert, events),
         SourceOptions::Kubernetes { kubeconfig, api_servers } => {
-            let access = source::kube::Access { kubeconfig: kubeconfig.clone(), servers: api_servers.clone() };
+            let access = source::kube::Access { kubeconfig: kubeconfig.clone(), servers: api_servers.clone(), metrics };
             let cluster = source::kube::start(access, &convert, events).await?;
             tokio::spawn(source::events::post(cluster, options.node_name.clone(), told));
             Ok(())
@@ -308,6 +315,7 @@ struct Core<D> {
     detection: PodDetection,
     health: SharedHealth,
     upkeep: Upkeep,
+    filling: Filling,
     meter: Meter,
     /// The healthCheckNodePorts to be served.
     health_checks: watch::Sender<HealthChecks>,
@@ -449,6 +457,7 @@ impl<D: Datapath + Counters> Core<D> {
             source_problems: self.source.problems.clone(),
             problems: self.warnings.iter().chain(self.problems.values()).cloned().collect(),
             losses: self.upkeep.problems(),
+            filling: self.filling.views(&self.engine.datapath().limits()),
             repairs: self.upkeep.repairs(),
             features: self.features.clone(),
             counters: self.engine.datapath().counters(),

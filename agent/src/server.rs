@@ -15,21 +15,38 @@ pub use bounded::Bounded;
 use socket2::{Domain, Socket, Type};
 use tokio::{net::TcpListener, time::sleep};
 
+use crate::events::{self, Event};
+
 /// How often a port that is taken is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Connections that the kernel keeps for us while we are busy.
 const BACKLOG: i32 = 128;
 
-/// Serves for ever; `name` is for the log.
-pub async fn serve(name: &'static str, address: SocketAddr, router: Router) {
-    let listener = listen(name, address).await;
+/// Which server.
+#[derive(Clone, Copy, Debug)]
+pub struct Server {
+    /// For the log.
+    pub name: &'static str,
+    /// The reason of the event on the Node when it cannot be started.
+    pub failure: &'static str,
+}
+
+/// For kubelets and load balancers.
+pub const HEALTH: Server = Server { name: "/healthz", failure: "FailedToStartProxierHealthcheck" };
+/// For scrapers.
+pub const METRICS: Server = Server { name: "/metrics", failure: "FailedToStartMetricServer" };
+
+/// Serves for ever.
+pub async fn serve(server: Server, address: SocketAddr, router: Router, events: events::Sender) {
+    let name = server.name;
+    let listener = listen(server, address, &events).await;
     tracing::info!(%address, "serving {name}");
     if let Err(error) = axum::serve(Bounded::new(listener), router).await {
         tracing::error!(%error, %address, "the server for {name} ended");
     }
 }
 
-async fn listen(name: &str, address: SocketAddr) -> TcpListener {
+async fn listen(Server { name, failure }: Server, address: SocketAddr, events: &events::Sender) -> TcpListener {
     let mut told = None;
     loop {
         match bind(address, Stack::Dual) {
@@ -37,6 +54,7 @@ async fn listen(name: &str, address: SocketAddr) -> TcpListener {
             // Once for each reason.
             Err(error) if told != Some(error.kind()) => {
                 tracing::warn!(%address, %error, "cannot serve {name} yet; trying again every second");
+                events.send(Event::cannot_serve(failure, address, &error));
                 told = Some(error.kind());
             }
             Err(_) => {}

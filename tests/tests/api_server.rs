@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use serde_json::json;
 use sheave_agent::{
     model::Update,
     source::{
@@ -24,7 +25,7 @@ use sheave_tests::{
 fn watch(api: &ApiServer) -> Result<(Background, Told)> {
     let background = Background::start()?;
     let (sender, told) = Told::new();
-    let access = Access { kubeconfig: Some(api.kubeconfig()), servers: Vec::new() };
+    let access = Access { kubeconfig: Some(api.kubeconfig()), ..Access::default() };
     background.run(kube::start(access, &ConvertOptions::default(), sender))?;
     Ok((background, told))
 }
@@ -180,5 +181,34 @@ fn case_39_traffic_follows_the_api_and_outlives_it() -> Result<()> {
     agent.expect("web", &["10.96.0.20:80/TCP → 10.244.1.11:8080"])?;
     let report = load.stop()?;
     ensure!(report.failed == 0, "{report:?}");
+    Ok(())
+}
+
+/// What kube-proxy tells on a Node and on a Service is told, under its reasons.
+#[test]
+fn events_are_posted_where_kube_proxy_posts_them() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node1 = lab.n1();
+    let Some(api) = ApiServer::start(Some(&node1.host))? else { return Ok(()) };
+    let _taken = node1.host.echo("taken", &["10256/TCP", "10249/TCP", "32100/TCP"])?;
+    let web = service("web", 20, 80).set("type", json!("LoadBalancer")).set("externalTrafficPolicy", json!("Local"));
+    api.apply(&[&node(1), &web.set("healthCheckNodePort", json!(32_100))])?;
+    let _agent = node1.agent_of(&api.kubeconfig())?;
+    for (kind, name, kube_proxys) in [
+        ("Node", "n1", ["Normal Starting", "Warning FailedToStartProxierHealthcheck"].as_slice()),
+        ("Node", "n1", &["Warning FailedToStartMetricServer"]),
+        ("Service", "web", &["Warning FailedToStartServiceHealthcheck"]),
+    ] {
+        eventually(kube_proxys[0], SOON, || {
+            let columns = "custom-columns=A:.regarding.kind,B:.regarding.name,C:.type,D:.reason";
+            let events = api.kubectl(&["get", "events.v1.events.k8s.io", "-A", "--no-headers", "-o", columns], "")?;
+            let told: Vec<_> =
+                events.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+            for reason in kube_proxys {
+                ensure!(told.contains(&format!("{kind} {name} {reason}")), "{told:#?}");
+            }
+            Ok(())
+        })?;
+    }
     Ok(())
 }

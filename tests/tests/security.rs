@@ -163,7 +163,7 @@ fn hostile_objects_do_not_crash_stall_or_hijack() -> Result<()> {
     let pins = names(&node.pins().maps())?;
     lab.apply(&[&hijack, &evil("hijack"), &absurd, &evil("absurd"), &named, &ports, &evil("ports")])?;
     lab.apply(&[&Svc::new("huge").ip("10.96.0.69").port("t", 80, "TCP"), &huge])?;
-    lab.settle(&agent)?;
+    eventually("everything is read", SOON * 3, || lab.settle(&agent))?;
 
     ensure!(inside.dial(Way::Tcp, "10.96.0.20:80")?.name == "A", "the older Service keeps its address");
     ensure!(inside.dial(Way::Tcp, "192.0.2.11:6443")?.name == "api", "the host's server answers");

@@ -1,8 +1,8 @@
 //! Taking over from a real kube-proxy on a running node, and the way back.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use sheave_agent::{
     check::{Finding, Grade},
     view::Items,
@@ -124,37 +124,56 @@ fn takes_over(mode: Mode) -> Result<()> {
     let removed = agent.sheave(&["cleanup", "--kube-proxy"])?;
     ensure!(removed.replace("removed", "would remove") == would, "{removed}");
     let after = rules(node1)?;
-    ensure!(after == before, "others' rules are as they were:\n{before}\nnow:\n{after}");
+    let differ: Vec<_> = after.symmetric_difference(&before).collect();
+    ensure!(differ.is_empty(), "others' rules are as they were, but for {differ:#?}");
     ensure!(flows(node1, "udp")? == 0, "stale flows are gone");
     ensure!(agent.sheave(&["cleanup", "--kube-proxy"])?.starts_with("nothing to clean up"));
     says(&agent, Grade::Ok, "not a trace")?;
     for (name, socket) in [("inside", &open), ("outside", &from_outside)] {
-        ensure!(socket.ask()?.answer.name == "A", "{name}: a connection of kube-proxy's outlives its rules");
+        let answer =
+            socket.ask().with_context(|| format!("{name}: a connection of kube-proxy's outlives its rules"))?;
+        ensure!(answer.answer.name == "A", "{name}: {answer:?}");
     }
     for load in [load, outside_load] {
         let report = load.stop()?;
         ensure!(report.failed == 0 && report.answered > 0, "{report:?}");
     }
 
-    // And back.
-    let Some(_proxy) = KubeProxy::start(node1, mode, &api.kubeconfig())? else { return Ok(()) };
+    // And back: the kernel serves without the agent until kube-proxy has its rules.
     agent.terminate()?;
+    let Some(_proxy) = KubeProxy::start(node1, mode, &api.kubeconfig())? else { return Ok(()) };
     agent.sheave(&["cleanup"])?;
     for (name, client, to) in [("inside", &client, SERVICE), ("outside", &outside, NODE_PORT)] {
-        ensure!(client.dial(Way::Tcp, to)?.name == "B", "{name}: kube-proxy serves again");
+        let dialled = client.dial(Way::Tcp, to).with_context(|| format!("{name}, on the way back"))?;
+        ensure!(dialled.name == "B", "{name}: kube-proxy serves again");
     }
     Ok(())
 }
 
-/// Every rule of the node, without counters and comments of the programs.
-fn rules(node: &Node) -> Result<String> {
-    let legacy = "test -s /proc/net/ip_tables_names && iptables-legacy-save; test -s /proc/net/ip6_tables_names && ip6tables-legacy-save; true";
-    let text = node.host.run("nft", &["-s", "list", "ruleset"])? + &node.host.run("sh", &["-c", legacy])?;
-    let lines = text.lines().filter(|line| !line.starts_with('#'));
-    // An empty table of the same name may be left by iptables-nft: it decides nothing.
-    Ok(lines
-        .map(|line| line.split(" [").next().unwrap_or_default())
-        .fold(String::new(), |text, line| text + line + "\n"))
+/// Every rule of the node and every chain that is not one of the kernel's: a line each, without counters. What stays of
+/// kube-proxy's is kubelet's jump for IPv6, which both make and neither removes.
+fn rules(node: &Node) -> Result<BTreeSet<String>> {
+    let text = node.host.run("nft", &["-s", "list", "ruleset"])?;
+    let (mut table, mut chain, mut found) = ("", "", BTreeSet::new());
+    for line in text.lines().map(str::trim) {
+        match line.split_once(' ') {
+            Some(("table", name)) => table = name,
+            Some(("chain", name)) => {
+                chain = name;
+                found.insert(format!("{table} {chain}"));
+            }
+            Some(("type", _)) => drop(found.remove(&format!("{table} {chain}"))),
+            Some(_) => drop(found.insert(format!("{table} {chain} {line}"))),
+            None => {}
+        }
+    }
+    for (names, save) in [("ip_tables_names", "iptables-legacy-save"), ("ip6_tables_names", "ip6tables-legacy-save")] {
+        let saved = node.host.run("sh", &["-c", &format!("test ! -s /proc/net/{names} || {save}")])?;
+        let lines = saved.lines().filter(|line| line.starts_with("-A") || line.contains(" - ["));
+        found.extend(lines.map(|line| format!("{save} {}", line.split(" [").next().unwrap_or_default())));
+    }
+    found.retain(|rule| !(rule.contains("6") && rule.contains("KUBE-FIREWALL") && !rule.contains("127.0.0.0")));
+    Ok(found)
 }
 
 /// Conntrack entries of a protocol that lead to the Service.

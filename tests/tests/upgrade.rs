@@ -1,8 +1,8 @@
 //! Another build takes over: with other programs, with another map layout, and killed while it does.
 
-use std::{collections::BTreeMap, fs, thread, time::Duration};
+use std::{collections::BTreeMap, fs, process::Stdio, thread, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use sheave_agent::datapath::pins::Pins;
 use sheave_ebpf::ABI_VERSION;
 use sheave_tests::{
@@ -190,5 +190,45 @@ fn killed_at_any_moment_of_an_upgrade_the_next_start_completes_it() -> Result<()
     scene.agent.restart()?;
     ensure!(scene.agent.ids()? == ids, "every number is the same");
     ensure!(!old.root.exists() && !node.pins().next().root.exists(), "nothing is left of the way");
+    none_failed(loads)
+}
+
+/// Two pods of a rolling update may overlap: one of them does it, the other refuses and changes nothing.
+#[test]
+fn of_two_agents_that_start_an_upgrade_together_one_does_it() -> Result<()> {
+    let Some(mut scene) = Scene::new()? else { return Ok(()) };
+    let node = scene.lab.n1();
+    let (inside, outside) = (&scene.inside, &scene.outside);
+    let ids = scene.agent.ids()?;
+    let loads = loads(inside, outside)?;
+    scene.agent.kill()?;
+    for _ in 0..3 {
+        let old = pretend(node, ABI_VERSION - 1)?;
+        scene.agent.launch()?;
+        let mut rival =
+            node.paths().agent(&node.name, &node.host)?.stdin(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        let rival_lost =
+            eventually("one of them gives up", SOON, || match (rival.try_wait()?, scene.agent.is_running()?) {
+                (Some(_), true) => Ok(true),
+                (None, false) => Ok(false),
+                both => bail!("{both:?}"),
+            });
+        if let Ok(true) = rival_lost {
+            scene.agent.ready()?;
+        }
+        eventually("the upgrade is through", SOON, || {
+            ensure!(!old.root.exists());
+            Ok(())
+        })?;
+        ensure!(scene.agent.ids()? == ids, "every number is the same");
+        for (name, programs) in attached(&node.host)? {
+            ensure!(programs.len() == 1, "{name}: {programs:?}");
+        }
+        rival.kill()?;
+        rival.wait()?;
+        scene.agent.kill()?;
+        rival_lost?;
+    }
+    scene.agent.restart()?;
     none_failed(loads)
 }

@@ -49,7 +49,7 @@ impl Scene {
         let kubeconfig = std::env::temp_dir().join(format!("sheave-kubeconfig-{}", api.address.port()));
         api.kubeconfig(&kubeconfig)?;
         let (sender, told) = Told::new();
-        let access = Access { kubeconfig: Some(kubeconfig.clone()), servers: Vec::new() };
+        let access = Access { kubeconfig: Some(kubeconfig.clone()), ..Access::default() };
         background.run(kube::start(access, &ConvertOptions::default(), sender))?;
         Ok(Self { api, told, kubeconfig, background })
     }
@@ -294,7 +294,7 @@ fn the_next_server_is_asked_when_one_is_away() -> Result<()> {
     // Nobody listens on the discard port here.
     let servers = ["http://127.0.0.1:9".to_owned(), format!("http://{}", scene.api.address)];
     let servers = servers.iter().map(|url| url.parse()).collect::<Result<_, _>>()?;
-    let access = Access { kubeconfig: Some(scene.kubeconfig.clone()), servers };
+    let access = Access { kubeconfig: Some(scene.kubeconfig.clone()), servers, ..Access::default() };
     scene.background.run(kube::start(access, &ConvertOptions::default(), sender))?;
     told.until_lines("from the second server", SETTLED, &BEFORE)?;
     let source = format!("kubernetes http://{}", scene.api.address);

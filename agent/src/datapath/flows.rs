@@ -36,8 +36,10 @@ pub struct Flows {
 pub struct Collected {
     /// Entries that stay.
     pub kept: usize,
-    /// Entries that are gone.
-    pub removed: usize,
+    /// Entries that are gone, of IPv4 and of IPv6.
+    pub removed: [usize; 2],
+    /// How long it took.
+    pub took: Duration,
 }
 
 impl ReadFlows for Flows {
@@ -92,7 +94,9 @@ impl Flows {
                     kinds.add(flow, |addr| own.contains(addr));
                 }
             }
-            collected.removed += gone.len();
+            let v4 = gone.iter().filter(|tuple| tuple.src.is_v4()).count();
+            collected.removed[0] += v4;
+            collected.removed[1] += gone.len() - v4;
             if let Err(e) = batch::delete(&self.table, &gone) {
                 outcome = Err(e);
             }
@@ -134,7 +138,7 @@ pub fn start(flows: Flows, tell: impl Fn(Collected) + Send + 'static) -> std::io
         loop {
             let begun = Instant::now();
             match flows.collect() {
-                Ok(collected) => tell(collected),
+                Ok(collected) => tell(Collected { took: begun.elapsed(), ..collected }),
                 Err(error) => tracing::warn!(%error, "cannot look after the flow table"),
             }
             thread::sleep(PAUSE.max(begun.elapsed() * REST));

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod devices;
 pub mod discard;
 pub mod fake;
+pub mod filling;
 pub mod flows;
 pub mod keep;
 pub mod kernel;

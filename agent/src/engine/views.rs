@@ -33,6 +33,8 @@ pub struct StatusInput {
     pub features: Vec<FeatureView>,
     /// Counters by name.
     pub counters: BTreeMap<String, u64>,
+    /// How full the maps are that the programs fill.
+    pub filling: Vec<MapView>,
     /// What is missing of the agent's own things and cannot be put back.
     pub losses: Vec<String>,
     /// How often what was taken away was put back, by kind.
@@ -108,7 +110,7 @@ impl<D: Datapath> Engine<D> {
     /// How the agent is.
     #[must_use]
     pub fn status(&self, input: StatusInput) -> StatusView {
-        let StatusInput { source, source_problems, mut problems, features, counters, losses, repairs } = input;
+        let StatusInput { source, source_problems, mut problems, features, counters, filling, losses, repairs } = input;
         let has_losses = !losses.is_empty();
         problems.extend(losses);
         let wanted: Vec<(bool, bool)> = self
@@ -152,7 +154,7 @@ impl<D: Datapath> Engine<D> {
             frontends: wanted.len(),
             frontends_programmed: programmed,
             backends: self.tables.groups().map(|(_, plan)| plan.backends.len()).sum(),
-            maps: self.maps(),
+            maps: self.maps().into_iter().chain(filling).collect(),
             features,
             counters,
             repairs,

@@ -97,6 +97,8 @@ pub(crate) fn full_page() -> String {
     meter.passed(Pass::Partial, Duration::ZERO, true);
     metrics.answered_healthz(200);
     metrics.answered_livez(200);
+    metrics.requested("GET".to_owned(), "192.0.2.1:6443".to_owned(), Some(200), Duration::ZERO);
+    metrics.collected_flows(0, [0, 0], Duration::ZERO);
     let group = GroupKey {
         service: service_name("ns/a"),
         port_name: "http".into(),

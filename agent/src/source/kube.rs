@@ -10,13 +10,17 @@ use std::{
 use anyhow::{Context, anyhow};
 use kube::{
     Client, Config,
+    client::ClientBuilder,
     config::{KubeConfigOptions, Kubeconfig},
 };
+
+use crate::metrics::Metrics;
 
 use super::{
     Sender, SourceState,
     convert::ConvertOptions,
     decode::Kind,
+    meter::Meter,
     report::Report,
     watch::{Failure, Watch},
 };
@@ -30,6 +34,8 @@ pub struct Access {
     /// pod, of `KUBERNETES_SERVICE_HOST`. In a pod they should be given: that variable holds the ClusterIP of the API,
     /// which works only while a proxy does (F61).
     pub servers: Vec<http::Uri>,
+    /// Where requests are counted.
+    pub metrics: Metrics,
 }
 
 /// Starts to watch Services, EndpointSlices and Nodes. An API server that is away is waited for.
@@ -160,7 +166,7 @@ impl Access {
         config.default_retry = false; // the watches have a rhythm of their own
         let own = config.cluster_url.clone();
         let urls = if self.servers.is_empty() { std::slice::from_ref(&own) } else { &self.servers };
-        urls.iter().map(|url| server(url, config.clone())).collect()
+        urls.iter().map(|url| server(url, config.clone(), &self.metrics)).collect()
     }
 
     fn in_pod(&self) -> anyhow::Result<Config> {
@@ -184,8 +190,9 @@ async fn from_file(path: &Path) -> anyhow::Result<Config> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(|e| unusable(&e))
 }
 
-fn server(url: &http::Uri, mut config: Config) -> anyhow::Result<Server> {
+fn server(url: &http::Uri, mut config: Config, metrics: &Metrics) -> anyhow::Result<Server> {
     config.cluster_url = url.clone();
-    let client = Client::try_from(config).with_context(|| format!("cannot make a client for {url}"))?;
+    let client = ClientBuilder::try_from(config).with_context(|| format!("cannot make a client for {url}"))?;
+    let client = client.with_layer(&Meter(metrics.clone())).build();
     Ok(Server { url: url.to_string().trim_end_matches('/').into(), client })
 }

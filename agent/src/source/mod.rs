@@ -10,6 +10,7 @@ pub mod events;
 pub mod intern;
 pub mod kube;
 pub mod manifests;
+mod meter;
 mod pace;
 mod report;
 mod watch;
