@@ -49,7 +49,9 @@ pub fn preflight(options: &AgentOptions) -> Result<Ready, Refused> {
     let found = options.cgroup_root.clone().or_else(|| find_cgroup_root(&facts.mounts));
     let cgroup_root =
         found.ok_or_else(|| Refused("no cgroup v2 root was found; name it with --cgroup-root".to_owned()))?;
-    let traces = Traces::before(&options.paths);
-    let locks = Locks::take(&options.paths, &cgroup_root)?;
+    let mut traces = Traces::before(&options.paths);
+    // Whoever is refused here has made nothing: what has come meanwhile is the other agent's.
+    let locks = Locks::take(&options.paths, &cgroup_root).inspect_err(|_| traces.keep())?;
+    traces.look_at_pins();
     Ok(Ready { cgroup_root, warnings, traces, locks })
 }

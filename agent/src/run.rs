@@ -119,7 +119,7 @@ struct Late {
 async fn start(
     options: &AgentOptions,
     cgroup_root: &Path,
-    traces: Traces,
+    mut traces: Traces,
     has_discard: bool,
 ) -> anyhow::Result<Running> {
     let features = Features::probe(has_discard);
@@ -164,9 +164,8 @@ async fn start(
     start_source(options, source_events, warned, metrics.clone()).await?;
 
     Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
-    let mut traces = Some(traces);
     if takes_over {
-        traces.take().map(Traces::keep); // links of another version become ours: nothing of that may be taken back
+        traces.keep(); // links of another version become ours: nothing of that may be taken back
     }
     let (late, warnings) = match tables {
         Tables::Valid => (None, hooks.attach().await?),
@@ -237,7 +236,7 @@ async fn start(
         tokio::spawn(server::serve(server::METRICS, address, server::metrics::router(exporter), warn.clone()));
     }
     tokio::spawn(health_check::follow(Http { health: health.clone() }, checks_told, warn));
-    traces.map(Traces::keep);
+    traces.keep();
     Ok(Running { api, engine, stop, late: Late { hooks: late, version, health } })
 }
 

@@ -22,16 +22,21 @@ impl Traces {
     /// Looks. Call it before anything is made.
     #[must_use]
     pub fn before(paths: &HostPaths) -> Self {
-        let pins = Pins::below(&paths.bpffs).base;
         let mut missing: Vec<PathBuf> = [&paths.run_dir, &paths.bpffs].into_iter().flat_map(|p| absent(p)).collect();
         missing.extend([paths.lock(), paths.socket()].into_iter().filter(|path| fs::symlink_metadata(path).is_err()));
+        let pins = Pins::below(&paths.bpffs).base;
         Self { missing, present: tree(&pins), pins }
     }
 
-    /// The start succeeded: everything stays.
-    pub fn keep(mut self) {
+    /// Looks at the pins again: call it once they are locked, since a predecessor may have made some in the meantime.
+    pub fn look_at_pins(&mut self) {
+        self.present = tree(&self.pins);
+    }
+
+    /// Everything that is there now stays.
+    pub fn keep(&mut self) {
         self.missing.clear();
-        self.pins = PathBuf::new();
+        self.pins = PathBuf::new(); // which holds nothing
     }
 }
 
@@ -96,7 +101,7 @@ mod tests {
         drop(traces);
         assert_eq!(tree(&root), before, "all of it is taken back");
 
-        let traces = Traces::before(&paths);
+        let mut traces = Traces::before(&paths);
         make();
         traces.keep();
         let old = tree(&root);

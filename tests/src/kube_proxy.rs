@@ -15,6 +15,9 @@ use crate::{api_server::programs, http, node::Node, skip, wait::eventually};
 /// From the start of the process until it has synced, on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
+/// A gauge: when that was.
+const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{";
+
 /// One program for each back end, which goes by the name it is called with.
 const LEGACY: &str = "/usr/sbin/xtables-legacy-multi";
 
@@ -80,7 +83,10 @@ impl KubeProxy {
         let child = command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out).spawn()?;
         let proxy = Self { child, log };
         let synced = eventually("kube-proxy has synced", START, || {
-            ensure!(http::get(&node.host, "127.0.0.1:10256", "/healthz")?.code == 200);
+            // /healthz is 200 before the first sync, too.
+            let metrics = http::get(&node.host, "127.0.0.1:10249", "/metrics")?.body;
+            let mut lines = metrics.lines().filter(|line| line.starts_with(LAST_SYNC));
+            ensure!(lines.any(|line| !line.ends_with(" 0")), "it has not synced");
             Ok(())
         });
         synced.with_context(|| fs::read_to_string(&proxy.log).unwrap_or_default())?;

@@ -5,7 +5,9 @@ use std::{
     sync::Arc,
 };
 
-use sheave_ebpf::frontend::{FrontendKey, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT};
+use sheave_ebpf::frontend::{
+    FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT,
+};
 
 use super::group::{GroupKey, GroupPlan};
 use crate::model::ServiceName;
@@ -31,9 +33,12 @@ struct Group {
     plan: GroupPlan,
 }
 
-/// The smallest owns: the older Service, then the name, so that every node says the same.
+/// The smallest owns: the Service whose ClusterIP it is, which the API server gives to one only; then the older Service,
+/// then the name, so that every node says the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
+    /// The address is a wish, not given by the cluster (CVE-2020-8554).
+    is_wish: bool,
     created: i64,
     group: Arc<GroupKey>,
     kind: u32,
@@ -239,7 +244,8 @@ type WasOwned = BTreeMap<FrontendKey, Option<Arc<GroupKey>>>;
 
 impl Group {
     fn claim(&self, kind: u32) -> Claim {
-        Claim { created: self.plan.created, group: self.key.clone(), kind }
+        let is_wish = kind != KIND_CLUSTER_IP;
+        Claim { is_wish, created: self.plan.created, group: self.key.clone(), kind }
     }
 
     fn asks_for_what_is_not_in(&self, other: Option<&GroupPlan>) -> impl Iterator<Item = (FrontendKey, u32)> {

@@ -97,6 +97,19 @@ fn the_older_service_owns_a_contested_address_whatever_came_first() {
 }
 
 #[test]
+fn a_cluster_ip_belongs_to_its_service_whoever_wished_for_it_before() {
+    for (case, created) in [("CVE-2020-8554, an older Service", 1), ("a younger one", 9)] {
+        let thief = svc("ns/thief", "10.96.0.66").port("t 80/TCP").external(&["10.96.0.1"]).created(created);
+        let owner_of_it = svc("ns/web", "10.96.0.1").port("t 80/TCP").created(5);
+        for order in [[&thief, &owner_of_it], [&owner_of_it, &thief]] {
+            let mut tables = Tables::default();
+            order.map(|svc| put(&mut tables, svc));
+            assert_eq!(owner(&tables, "10.96.0.1", 80), "web:t", "{case}");
+        }
+    }
+}
+
+#[test]
 fn a_node_port_may_change_hands_in_any_order_of_events() {
     let with = |name, ip, created| svc(name, ip).port("a 80/TCP np 30050").kind("NodePort").created(created);
     let (old, new) = (with("ns/n-old", "10.96.0.1", 1), with("ns/n-new", "10.96.0.2", 2));
