@@ -32,6 +32,8 @@ pub struct Asked {
     pub kind: String,
     /// The query.
     pub query: BTreeMap<String, String>,
+    /// The bearer token.
+    pub token: String,
 }
 
 impl Asked {
@@ -202,7 +204,9 @@ async fn answer(
     request: Request,
 ) -> Response {
     let kind = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
-    let asked = Asked { at: Instant::now(), kind, query };
+    let authorization = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    let token = authorization.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default().to_owned();
+    let asked = Asked { at: Instant::now(), kind, query, token };
     let (fault, streams) = {
         let mut inner = api.lock();
         inner.asked.push(asked.clone());

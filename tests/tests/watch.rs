@@ -302,6 +302,31 @@ fn the_next_server_is_asked_when_one_is_away() -> Result<()> {
     Ok(())
 }
 
+/// The kubelet renews a pod's token in its file; the old one is refused one day.
+#[test]
+fn a_token_that_was_renewed_is_read_again() -> Result<()> {
+    let mut scene = Scene::new(true, |_| {})?;
+    scene.told.until_lines("the first list", SETTLED, &BEFORE)?;
+    let (token, kubeconfig) = (scene.kubeconfig.with_extension("token"), scene.kubeconfig.with_extension("file"));
+    let text = fs::read_to_string(&scene.kubeconfig)?.replace("token: t", &format!("tokenFile: {}", token.display()));
+    fs::write(&kubeconfig, text)?;
+    fs::write(&token, "old")?;
+    let (sender, mut told) = Told::new();
+    let access = Access { kubeconfig: Some(kubeconfig.clone()), ..Access::default() };
+    scene.background.run(kube::start(access, &ConvertOptions::default(), sender))?;
+    told.until_lines("with the old token", SETTLED, &BEFORE)?;
+
+    fs::write(&token, "new")?;
+    scene.api.faults(|asked| (asked.token != "new").then_some(Fault::Status(401, "Unauthorized")));
+    scene.api.hang_up();
+    scene.api.put(&service("s3"));
+    told.until_lines("with the new one", SETTLED, &[BEFORE[0], BEFORE[1], "s3 80/TCP"])?;
+    ensure!(scene.api.asked("services").iter().any(|asked| asked.token == "old"), "the old one was used before");
+    ensure!(kept_stayed(&told), "nothing was taken away in between: {:?}", told.updates);
+    fs::remove_file(&token)?;
+    Ok(fs::remove_file(&kubeconfig)?)
+}
+
 #[test]
 fn only_what_concerns_a_proxy_is_asked_for() -> Result<()> {
     let mut scene = Scene::new(true, |_| {})?;

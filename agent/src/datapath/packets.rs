@@ -99,6 +99,17 @@ struct Carrier {
     hold: Option<Hold>,
 }
 
+impl Carrier {
+    /// Pins that go with the device, or with the need for programs, are not missed.
+    fn forget(&self, upkeep: &Upkeep) {
+        if let Some(Hold::Tcx(links)) = &self.hold {
+            for link in links {
+                upkeep.note::<Error>(Part::Pin, link.path().display(), Ok(false));
+            }
+        }
+    }
+}
+
 impl Packets {
     /// Loads the programs; attaches none yet.
     ///
@@ -131,7 +142,7 @@ impl Packets {
     }
 
     /// Brings the kernel in step with the devices there are. What fails is told and left for the next call.
-    pub fn set_devices(&mut self, devices: &[Device]) {
+    pub fn set_devices(&mut self, devices: &[Device], upkeep: &Upkeep) {
         if let Err(error) = self.write_addresses(devices) {
             tracing::warn!(%error, "cannot tell the packet path this node's addresses");
         }
@@ -142,13 +153,24 @@ impl Packets {
                 continue;
             }
             match self.equip(device, role) {
-                Ok(hold) => drop(self.devices.insert(device.index, Carrier { name: device.name.clone(), role, hold })),
+                Ok(hold) => {
+                    let carrier = Carrier { name: device.name.clone(), role, hold };
+                    if let Some(old) = self.devices.insert(device.index, carrier) {
+                        old.forget(upkeep);
+                    }
+                }
                 // Devices vanish while we look at them: the next list will not have it.
                 Err(error) => tracing::warn!(device = device.name, %error, "the packet path is not on a device"),
             }
         }
         let present: BTreeSet<u32> = devices.iter().map(|device| device.index).collect();
-        self.devices.retain(|index, _| present.contains(index));
+        self.devices.retain(|index, carrier| {
+            let is_there = present.contains(index);
+            if !is_there {
+                carrier.forget(upkeep);
+            }
+            is_there
+        });
         let is_wanted = |index| self.devices.get(&index).is_some_and(|carrier| carrier.role.is_some());
         if let Err(error) = tc::prune(&self.pins, &is_wanted) {
             tracing::warn!(%error, "cannot remove the links of devices that are gone");
@@ -188,7 +210,7 @@ impl Packets {
         }
         let names =
             lost.iter().filter_map(|index| Some((*index, self.devices.remove(index)?.name))).collect::<Vec<_>>();
-        self.set_devices(devices);
+        self.set_devices(devices, upkeep);
         for (index, name) in names {
             // A device that went with its links is no loss.
             if self.devices.contains_key(&index) {
@@ -245,7 +267,7 @@ pub fn detach(pins: &Pins) -> Result<()> {
 /// Keeps the packet path in step for as long as its control lives. Before the first orders, what a predecessor left
 /// stays.
 pub fn start(mut packets: Packets, ordered: Ordered, devices: watch::Receiver<Vec<Device>>, upkeep: Upkeep) {
-    packets.set_devices(&devices.borrow());
+    packets.set_devices(&devices.borrow(), &upkeep);
     tokio::spawn(follow(packets, devices, ordered, upkeep));
 }
 
@@ -288,7 +310,7 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
         if more.is_err() {
             return;
         }
-        packets.set_devices(&devices.borrow_and_update().clone());
+        packets.set_devices(&devices.borrow_and_update().clone(), &upkeep);
         ordered.tell.send_replace(packets.watch.is_on);
     }
 }

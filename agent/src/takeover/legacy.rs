@@ -76,9 +76,10 @@ fn parse(saved: &str) -> BTreeMap<String, Table<String>> {
     for line in saved.lines() {
         if let Some(name) = line.strip_prefix('*') {
             name.clone_into(&mut current);
+            tables.entry(current.clone()).or_default();
             continue;
         }
-        let table = tables.entry(current.clone()).or_default();
+        let Some(table) = tables.get_mut(&current) else { continue }; // a comment before the first one
         if let Some(chain) = line.strip_prefix(':') {
             table.chains.extend(chain.split(' ').next().map(str::to_owned));
         } else if let Some(rule) = line.strip_prefix("-A ") {

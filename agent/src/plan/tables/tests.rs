@@ -103,7 +103,9 @@ fn a_cluster_ip_belongs_to_its_service_whoever_wished_for_it_before() {
         let owner_of_it = svc("ns/web", "10.96.0.1").port("t 80/TCP").created(5);
         for order in [[&thief, &owner_of_it], [&owner_of_it, &thief]] {
             let mut tables = Tables::default();
-            order.map(|svc| put(&mut tables, svc));
+            for svc in order {
+                put(&mut tables, svc);
+            }
             assert_eq!(owner(&tables, "10.96.0.1", 80), "web:t", "{case}");
         }
     }
