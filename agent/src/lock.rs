@@ -33,13 +33,13 @@ impl Locks {
     pub fn take(paths: &HostPaths, cgroup_root: &Path) -> Result<Self, Refused> {
         let lock = |file, path: &Path| lock(file, path, paths);
         let cgroup = lock(open_directory(cgroup_root)?, cgroup_root)?;
-        fs::create_dir_all(&paths.bpffs).map_err(|e| refused(&paths.bpffs, &e))?;
+        fs::create_dir_all(&paths.bpffs).map_err(|e| refused("make the directory", &paths.bpffs, &e))?;
         let pins = lock(open_directory(&paths.bpffs)?, &paths.bpffs)?;
-        fs::create_dir_all(&paths.run_dir).map_err(|e| refused(&paths.run_dir, &e))?;
+        fs::create_dir_all(&paths.run_dir).map_err(|e| refused("make the directory", &paths.run_dir, &e))?;
         let path = paths.lock();
         let mut run_dir = loop {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-            let file = lock(file.map_err(|e| refused(&path, &e))?, &path)?;
+            let file = lock(file.map_err(|e| refused("open", &path, &e))?, &path)?;
             if is_at(&file, &path) {
                 break file;
             }
@@ -47,7 +47,7 @@ impl Locks {
         };
         // For people and for messages; the lock itself is what counts.
         let write_pid = |file: &mut File| file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
-        write_pid(&mut run_dir).map_err(|e| refused(&path, &e))?;
+        write_pid(&mut run_dir).map_err(|e| refused("write", &path, &e))?;
         Ok(Self { _held: [cgroup, pins, run_dir] })
     }
 }
@@ -80,14 +80,14 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 fn open_directory(path: &Path) -> Result<File, Refused> {
-    File::open(path).map_err(|e| refused(path, &e))
+    File::open(path).map_err(|e| refused("open", path, &e))
 }
 
 fn lock(file: File, path: &Path, paths: &HostPaths) -> Result<File, Refused> {
     for attempt in 1.. {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::Error(e)) => return Err(refused(path, &e)),
+            Err(TryLockError::Error(e)) => return Err(refused("lock", path, &e)),
             Err(TryLockError::WouldBlock) if attempt < TRIES => sleep(Duration::from_millis(100)),
             Err(TryLockError::WouldBlock) => break,
         }
@@ -100,8 +100,8 @@ fn lock(file: File, path: &Path, paths: &HostPaths) -> Result<File, Refused> {
     )))
 }
 
-fn refused(path: &Path, error: &std::io::Error) -> Refused {
-    Refused(format!("{}: {error}", path.display()))
+fn refused(action: &str, path: &Path, error: &std::io::Error) -> Refused {
+    Refused(format!("cannot {action} {}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -240,14 +240,18 @@ const LARGEST: u64 = 1 << 30;
 fn read_text(path: &Path) -> io::Result<String> {
     let refuse = |why: &str| Err(io::Error::new(ErrorKind::InvalidInput, why));
     // Before it is opened, which alone has effects on some devices.
-    if !fs::metadata(path)?.is_file() {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() {
         return refuse("it is no regular file");
+    }
+    if metadata.len() > LARGEST {
+        return refuse("it has more than 1 GiB");
     }
     let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
         return refuse("it is no regular file");
     }
-    let mut text = String::new();
+    let mut text = String::new(); // files of proc say that they are empty
     if file.take(LARGEST + 1).read_to_string(&mut text)? as u64 > LARGEST {
         return refuse("it has more than 1 GiB");
     }
