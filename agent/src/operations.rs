@@ -38,6 +38,8 @@ Every flag, port, metric, exit code and file of the agent. `cargo xtask docs` wr
 - SIGTERM and SIGINT end the agent. What it put into the kernel stays and goes on working; the next agent adopts it.
 - Logs go to stderr, a line for each thing that an operator may want to act on; nothing for each packet or object. A
   complaint is made once for as long as it stays the same.
+- A manifest counts when its writer has closed it, renamed it into place, or been quiet for half a minute; an empty one
+  only when it is closed. Until then, and while it cannot be read, what it said before counts, and `status` says so.
 - A full map is named in the log, in `status` and by `sheave_map_pressure`; what fits works. Raise its flag and start
   the agent anew.
 ";
