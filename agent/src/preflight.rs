@@ -50,8 +50,8 @@ pub fn preflight(options: &AgentOptions) -> Result<Ready, Refused> {
     let cgroup_root =
         found.ok_or_else(|| Refused("no cgroup v2 root was found; name it with --cgroup-root".to_owned()))?;
     let mut traces = Traces::before(&options.paths);
-    // Whoever is refused here has made nothing: what has come meanwhile is the other agent's.
-    let locks = Locks::take(&options.paths, &cgroup_root).inspect_err(|_| traces.keep())?;
+    // Whoever is refused here has made directories at most: what else has come meanwhile is the other agent's.
+    let locks = Locks::take(&options.paths, &cgroup_root).inspect_err(|_| traces.keep_used())?;
     traces.look_at_pins();
     Ok(Ready { cgroup_root, warnings, traces, locks })
 }

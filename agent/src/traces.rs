@@ -33,6 +33,14 @@ impl Traces {
         self.present = tree(&self.pins);
     }
 
+    /// Only directories that nobody uses go: whatever is in one may be another agent's.
+    pub fn keep_used(&mut self) {
+        for path in self.missing.iter().rev() {
+            let _ = fs::remove_dir(path); // refused while something is in it
+        }
+        self.keep();
+    }
+
     /// Everything that is there now stays.
     pub fn keep(&mut self) {
         self.missing.clear();
@@ -100,6 +108,14 @@ mod tests {
         make();
         drop(traces);
         assert_eq!(tree(&root), before, "all of it is taken back");
+
+        let mut traces = Traces::before(&paths);
+        fs::create_dir_all(&paths.run_dir).unwrap();
+        fs::create_dir_all(pins.maps()).unwrap();
+        traces.keep_used();
+        drop(traces);
+        assert!(pins.maps().exists() && !paths.run_dir.exists(), "what is in use may be another agent's");
+        fs::remove_dir_all(root.join("bpf")).unwrap();
 
         let mut traces = Traces::before(&paths);
         make();

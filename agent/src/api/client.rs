@@ -43,7 +43,7 @@ impl Client {
     ///
     /// When no agent answers, or not in the way of this version.
     pub async fn services(&self, filter: &Filter) -> anyhow::Result<Items<ServiceView>> {
-        self.get(&services_path(filter, false)).await
+        self.get(&services_path(filter, false)?).await
     }
 
     /// The same again and again, whenever it may have changed; never before the agent knows all of them. An agent that
@@ -58,7 +58,7 @@ impl Client {
         mut each: impl FnMut(Items<ServiceView>) -> anyhow::Result<()>,
         agent: &mut impl Watched,
     ) -> anyhow::Result<()> {
-        let path = services_path(filter, true);
+        let path = services_path(filter, true)?;
         let mut answer = self.open(&path).await?;
         loop {
             agent.here();
@@ -149,11 +149,9 @@ impl Lines {
     }
 }
 
-fn services_path(filter: &Filter, watch: bool) -> String {
-    let namespace = filter.namespace.as_ref().map(|n| format!("namespace={n}"));
-    let name = filter.name.as_ref().map(|n| format!("name={n}"));
-    let query: Vec<String> = namespace.into_iter().chain(name).chain(watch.then(|| "watch".to_owned())).collect();
-    format!("/v1/services?{}", query.join("&"))
+fn services_path(filter: &Filter, watch: bool) -> anyhow::Result<String> {
+    let query = serde_urlencoded::to_string(filter).context("the filter cannot be written as a query")?;
+    Ok(format!("/v1/services?{query}{}", if watch { "&watch" } else { "" }))
 }
 
 fn parse<T: DeserializeOwned>(json: &[u8]) -> anyhow::Result<T> {

@@ -122,9 +122,12 @@ async fn the_socket_is_for_root_only() {
 #[tokio::test]
 async fn services_are_narrowed_by_namespace_and_name() {
     let agent = Agent::start(vec![service("a", "x"), service("a", "y"), service("b", "x")]);
+    let odd = "x&namespace=b c/ü";
+    agent.services.lock().unwrap().push(service("a", odd));
     for (namespace, name, expected) in [
-        (None, None, &["a/x", "a/y", "b/x"] as &[_]),
-        (Some("a"), None, &["a/x", "a/y"]),
+        (Some("b"), None, &["b/x"] as &[_]),
+        (None, Some(odd), &["a/x&namespace=b c/ü"]),
+        (None, Some("y&namespace=b"), &[]),
         (None, Some("x"), &["a/x", "b/x"]),
         (Some("b"), Some("y"), &[]),
     ] {
