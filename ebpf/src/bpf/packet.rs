@@ -13,7 +13,7 @@ use sheave_ebpf::{
     backend::{Backend, FLAG_LOCAL},
     conntrack::{FLAG_MASQUERADE, Flow, HOOK_EGRESS, HOOK_INGRESS, ROLE_DIAL, ROLE_REPLY, ROLE_RETURN},
     counter::Counter,
-    device::RANGE_PODS,
+    device::RANGE_OWN_PODS,
     frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK},
     meta, proto,
     service::{
@@ -204,7 +204,9 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
     let range = if maps::detect_pods() { maps::pod_range(&tuple.src) } else { 0 };
     let scope = match frontend.kind {
         KIND_CLUSTER_IP => Scope::Cluster,
-        _ if range != 0 => Scope::Inside,
+        // Only this node's: replies to another node's pod might not come past us, and that pod's own node has served
+        // it already where it was to be served as an inside client (DL-1, SVC-41).
+        _ if range == RANGE_OWN_PODS => Scope::Inside,
         _ => Scope::Outside,
     };
     let Some(word) = maps::word(frontend.service, scope) else {
@@ -278,11 +280,7 @@ fn is_hidden(client: &Addr, kind: u32, choice: &Choice, backend: &Backend) -> bo
     if kind == KIND_CLUSTER_IP {
         return maps::masquerade_all() || (maps::detect_pods() && choice.range == 0);
     }
-    if choice.config.flags() & FLAG_EXTERNAL_LOCAL == 0 {
-        return !(is_local && maps::keep_client());
-    }
-    // DL-1: another node's pod. Its backend would answer it directly, past us.
-    choice.range == RANGE_PODS && !is_local
+    choice.config.flags() & FLAG_EXTERNAL_LOCAL == 0 && !(is_local && maps::keep_client())
 }
 
 /// The same for the packets of a flow on every node.

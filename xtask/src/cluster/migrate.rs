@@ -120,8 +120,17 @@ impl Migration {
         self.has_no_pods("k8s-app=kube-proxy")
     }
 
+    /// A NAT chain stays, so that connections which kube-proxy has translated do.
     fn clean(&self) -> Result<()> {
-        proxy::clean_kube_proxy(&self.lab)
+        self.on_nodes(
+            "nft 'add table inet keep; add chain inet keep nat { type nat hook postrouting priority 100; }'",
+            |_| Ok(()),
+        )?;
+        let list = ["-n", "kube-system", "get", "pods", "-l", "app.kubernetes.io/name=sheave", "-o", "name"];
+        for pod in self.lab.said(&list)?.lines() {
+            self.lab.said(&["-n", "kube-system", "exec", pod, "--", "sheave", "cleanup", "--kube-proxy"])?;
+        }
+        Ok(())
     }
 
     fn look(&self) -> Result<()> {
