@@ -176,6 +176,7 @@ async fn start(
     }
 
     let mut plan = options.plan.clone();
+    plan.judge_pods_by_packet &= packets.is_some();
     // Bind protection knows a wildcard bind by the NodePort's loopback entry; the programs serve it only when asked.
     plan.loopback_node_ports |= options.bind_protection;
     let engine = Engine::new(
@@ -392,7 +393,12 @@ impl<D: Datapath + Counters> Core<D> {
                 && self.engine.is_synced()
             {
                 let pods = self.engine.pod_ranges(&self.detection);
-                packets.order(Orders { pods, serves_outsiders: self.engine.serves_outsiders() }).await;
+                let orders = Orders {
+                    pods,
+                    serves_outsiders: self.engine.serves_outsiders(),
+                    judges_pods: self.engine.judges_pods_by_packet(),
+                };
+                packets.order(orders).await;
             }
             if let Some(checks) = self.engine.take_health_checks() {
                 self.health_checks.send_replace(checks);
@@ -477,7 +483,7 @@ impl Counters for Kernel {
 }
 
 fn feature_views(features: Features) -> Vec<FeatureView> {
-    let Features { set_retval, host_netns, discard, csum_ipv6: _, current_task: _ } = features;
+    let Features { set_retval, host_netns, discard, mptcp, csum_ipv6: _, current_task: _ } = features;
     let feature = |name: &str, available: bool, consequence: &str| FeatureView {
         name: name.to_owned(),
         available,
@@ -489,6 +495,11 @@ fn feature_views(features: Features) -> Vec<FeatureView> {
             "netns-cookie",
             host_netns != 0,
             "without it NodePorts do not answer on loopback and binding to a NodePort is not refused",
+        ),
+        feature(
+            "mptcp",
+            mptcp,
+            "without it connections of MPTCP sockets, where the kernel has them, stay counted and show the pod's address",
         ),
         feature("discard-route", discard, "without it connections that must meet silence fail with ETIMEDOUT at once"),
     ]

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, thread, time::Duration};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sheave_tests::{
-    client::{Client, Errno, Way},
+    client::{Client, Errno, LoadKind, Way},
     lab::Lab,
     objects::{Slice, Svc, node_with},
     wait::{SOON, eventually},
@@ -170,6 +170,21 @@ fn v5_unallocated_addresses_of_the_service_networks_meet_silence() -> Result<()>
     lab.settle(&agent)?;
     assert_eq!(client.outcome(Way::UdpSendto, "10.96.0.42:80")?, SILENCE, "deleted");
     assert_eq!(tap.to("10.96.0.42")?, 0, "deleted");
+    // Whoever waits there is told when there is a Service; behind kube-proxy its next SYN would get through.
+    let pause = Duration::from_millis(1);
+    let [told, left] = ["10.96.0.42:80", "10.96.99.99:80"].map(|to| client.load(Way::Tcp, LoadKind::Dial, to, pause));
+    let (told, left) = (told?, left?);
+    eventually("a dial has waited in vain", SOON, || {
+        ensure!(told.report()?.failed > 0 && left.report()?.failed > 0, "not yet");
+        Ok(())
+    })?;
+    lab.apply(&[&service])?;
+    eventually("a dial gets there", SOON, || {
+        ensure!(told.report()?.answered > 0, "{:?}", told.report()?);
+        Ok(())
+    })?;
+    assert_eq!(told.stop()?.failures.last().map(String::as_str), Some("ECONNABORTED"), "one dial is ended");
+    assert!(left.stop()?.failures.iter().all(|error| error == SILENCE), "nobody has the other address");
     Ok(())
 }
 
@@ -188,6 +203,8 @@ fn source_ranges_bind_clients_on_the_node_too() -> Result<()> {
         ("F22: the node's own address admits it", json!(["192.0.2.0/24"]), "A", SILENCE),
         ("F22: pods of this node", json!(["10.244.0.0/16"]), SILENCE, "A"),
         ("F22: two halves of the pods", json!(["10.244.1.0/25", "10.244.1.128/25"]), SILENCE, "A"),
+        ("F22: some pods of this node, this one too", json!(["10.244.1.16/28"]), SILENCE, "A"),
+        ("F22: some pods of this node, not this one", json!(["10.244.1.128/25"]), SILENCE, SILENCE),
         ("S19: the other family only", json!(["2001:db8::/32"]), "A", "A"),
         ("S19: everyone", json!(["198.51.100.0/24", "0.0.0.0/0"]), "A", "A"),
         ("no ranges", json!([]), "A", "A"),

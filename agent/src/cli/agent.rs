@@ -21,7 +21,7 @@ use crate::{
     exit::{self, Refused},
     logging::{self, LogFormat},
     model::{Algorithm, ServiceName},
-    options::{AgentOptions, SourceOptions},
+    options::{AgentOptions, PacketOptions, SourceOptions},
     plan::{
         group::{ExternalIps, PlanOptions},
         maglev,
@@ -212,6 +212,7 @@ impl AgentArgs {
             (true, cidrs) if cidrs.is_empty() => ExternalIps::Allow,
             (true, cidrs) => ExternalIps::Within(cidrs),
         };
+        let packets = PacketOptions::from(self.packets);
         Ok(AgentOptions {
             source: match self.manifests {
                 Some(directory) => SourceOptions::Manifests(directory),
@@ -231,6 +232,7 @@ impl AgentArgs {
                 external_ips,
                 loopback_node_ports: self.loopback_nodeports,
                 refuse_unknown_ports: self.refuse_unknown_ports,
+                judge_pods_by_packet: packets.enabled,
             },
             node_port_addresses: self.nodeport_addresses,
             service_cidrs: self.service_cidrs,
@@ -238,7 +240,7 @@ impl AgentArgs {
             host_sockets_only: self.host_sockets_only,
             bind_protection: self.bind_protection,
             close_tcp: self.close_tcp,
-            packets: self.packets.into(),
+            packets,
         })
     }
 }

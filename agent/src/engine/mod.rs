@@ -218,6 +218,12 @@ impl<D: Datapath> Engine<D> {
         ranges
     }
 
+    /// Some Service leaves it to the packet path which of this node's pods it admits.
+    #[must_use]
+    pub const fn judges_pods_by_packet(&self) -> bool {
+        self.tables.judges_pods_by_packet()
+    }
+
     /// Clients outside the cluster have something to dial.
     #[must_use]
     pub const fn serves_outsiders(&self) -> bool {

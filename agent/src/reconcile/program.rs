@@ -7,8 +7,8 @@ use sheave_ebpf::{
     frontend::{Frontend, FrontendKey, KIND_LOOPBACK},
     maps, meta, proto,
     service::{
-        ALGORITHM_MAGLEV, Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES, VERDICT_DROP,
-        VERDICT_REJECT, Word, config_index, word_index,
+        ALGORITHM_MAGLEV, Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_PODS_BY_PACKET, FLAG_SOURCE_RANGES,
+        VERDICT_DROP, VERDICT_REJECT, Word, config_index, word_index,
     },
     source_range::{SERVICE_BITS, SourceRange},
 };
@@ -341,7 +341,7 @@ impl<D: Datapath> Reconciler<D> {
         }
         self.datapath.put_frontend(key, &value)?;
         let replaced = self.frontends.insert(*key, value);
-        if key.proto == proto::UDP && value.kind != KIND_LOOPBACK && replaced != Some(value) {
+        if matches!(key.proto, proto::TCP | proto::UDP) && value.kind != KIND_LOOPBACK && replaced != Some(value) {
             self.stale.push(dialled_before(key, value.service));
         }
         self.unknown_ports += usize::from(value == UNKNOWN_PORT);
@@ -451,7 +451,8 @@ impl<D: Datapath> Reconciler<D> {
 /// Whether somebody may be let in who waits in silence outside the source ranges.
 const fn admits_more(old: Config, new: Config) -> bool {
     let (old, new) = (old.flags(), new.flags());
-    new & !old & (FLAG_HOST_ALLOWED | FLAG_PODS_ALLOWED) != 0 || old & !new & FLAG_SOURCE_RANGES != 0
+    new & !old & (FLAG_HOST_ALLOWED | FLAG_PODS_ALLOWED | FLAG_PODS_BY_PACKET) != 0
+        || old & !new & FLAG_SOURCE_RANGES != 0
 }
 
 /// Sockets that met something else here than `service`.
