@@ -3,7 +3,7 @@
 //! The engine lives in a thread of its own and is the only writer; sources, the API socket and netlink run on the
 //! main thread and reach it through channels. Every wake-up is one arm of one `select!`.
 
-use std::{collections::BTreeMap, io, net::IpAddr, path::Path, thread, time::Duration};
+use std::{collections::BTreeMap, io, net::IpAddr, path::Path, thread};
 
 use anyhow::Context as _;
 use tokio::{
@@ -40,18 +40,11 @@ use crate::{
     reconcile::Reconciler,
     server::{self, metrics::Exporter},
     source::{self, SourceEvent, SourceState, convert::ConvertOptions},
+    timers::Timers,
     traces::Traces,
     upkeep::Upkeep,
     view::FeatureView,
 };
-
-/// After a failed write, how long until it is tried again; doubled up to [`LONGEST_RETRY`].
-const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LONGEST_RETRY: Duration = Duration::from_secs(5);
-/// Freed entries rest at least so long: long enough that a burst of changes costs one grace period.
-const REST: Duration = Duration::from_secs(1);
-/// Everything is compared again so often, like kube-proxy's full resync.
-const RESYNC: Duration = Duration::from_secs(3600);
 
 /// Runs the agent until it is told to stop. What is attached stays.
 ///
@@ -128,7 +121,6 @@ async fn start(
         host_only: options.host_sockets_only,
         loopback_node_ports: options.plan.loopback_node_ports,
         bind_protection: options.bind_protection,
-        service_cidrs: !options.service_cidrs.is_empty(),
         track_tcp: options.close_tcp,
         packets: options.packets.switches,
     };
@@ -184,6 +176,7 @@ async fn start(
             node: options.node_name.as_str().into(),
             plan,
             node_ports: options.node_port_addresses.clone(),
+            service_cidrs: options.service_cidrs.clone(),
         },
         reconciler,
     );
@@ -334,11 +327,8 @@ impl<D: Datapath + Counters> Core<D> {
     async fn events(&mut self) {
         let addresses = self.interfaces.borrow_and_update().clone();
         self.engine.set_interfaces(addresses);
-        let far = || Instant::now() + RESYNC;
-        let (mut retry, mut rest, mut resync) = (None, None, far());
-        let mut pause = FIRST_RETRY;
+        let mut timers = Timers::new(Instant::now());
         loop {
-            let timer = [retry, rest, Some(resync)].into_iter().flatten().min().unwrap_or(resync);
             tokio::select! {
                 _ = &mut self.stopped => return,
                 Some(event) = self.told.recv() => {
@@ -358,33 +348,24 @@ impl<D: Datapath + Counters> Core<D> {
                     self.answer(request);
                     continue;
                 }
-                () = sleep_until(timer) => {}
+                () = sleep_until(timers.next()) => {}
             }
             self.health.with(|health| health.requested(&Family::ALL, Moment::now()));
             self.meter.requested();
             self.meter.noted(&self.engine.take_noted());
             let now = Instant::now();
-            if resync <= now {
+            if timers.is_full_pass_due(now) {
                 self.engine.resync();
-                resync = far();
             }
-            if rest.is_some_and(|at| at <= now) {
-                rest = self.engine.reclaim().then(|| now + REST);
+            if timers.is_rest_over(now) {
+                self.engine.reclaim();
             }
             let (due, began) = (self.engine.due(), Instant::now());
             let done = self.engine.flush();
             if let Some(pass) = due {
                 self.meter.passed(pass, began.elapsed(), !self.engine.is_failing());
             }
-            if self.engine.is_resting() && rest.is_none() {
-                rest = Some(now + REST);
-            }
-            if done {
-                (retry, pause) = (None, FIRST_RETRY);
-            } else if retry.is_none_or(|at| at <= now) {
-                retry = Some(now + pause);
-                pause = (pause * 2).min(LONGEST_RETRY);
-            }
+            timers.passed(now, done, self.engine.is_resting());
             let stale = self.engine.take_stale();
             if !stale.is_empty() {
                 drop(self.closer.send(stale)); // the closer ends only when this loop does

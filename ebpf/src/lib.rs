@@ -60,7 +60,8 @@ pub mod maps {
     pub const PICKS: &str = "PICKS";
     /// LPM trie: [`SourceRange`](crate::source_range::SourceRange) → 1.
     pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
-    /// LPM trie: [`Addr`](crate::addr::Addr) → 1: the networks that ClusterIPs come from.
+    /// LPM trie: [`Addr`](crate::addr::Addr) → 1 in the networks that ClusterIPs come from, where an address that nobody
+    /// has meets silence (`semantics.md` V-5); 0 for one that somebody else serves.
     pub const SERVICE_CIDRS: &str = "SERVICE_CIDRS";
     /// Hash the programs never read: service id → [`ServiceName`](crate::names::ServiceName).
     pub const NAMES: &str = "NAMES";
@@ -155,8 +156,6 @@ pub mod globals {
     /// u32: 1 where the kernel has `bpf_skc_to_mptcp_sock` (5.19) and MPTCP: what a subflow dials is remembered on the
     /// MPTCP socket, the one that is released.
     pub const MPTCP: &str = "MPTCP";
-    /// u32: 1 = `SERVICE_CIDRS` is to be asked about addresses that no Service has (`semantics.md` V-5).
-    pub const HAS_SERVICE_CIDRS: &str = "HAS_SERVICE_CIDRS";
     /// u32: 1 = connected TCP sockets are entered in `PEERS` too, so that the agent can close them.
     pub const TRACK_TCP: &str = "TRACK_TCP";
     /// u32: the first of two neighbouring bits of the packet mark that are ours, as a mask (1 << n).

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sheave_tests::{
     client::{Client, Errno, LoadKind, Way},
     lab::Lab,
-    objects::{Slice, Svc, node_with},
+    objects::{Slice, Svc, node_with, service_cidr},
     wait::{SOON, eventually},
 };
 
@@ -185,6 +185,52 @@ fn v5_unallocated_addresses_of_the_service_networks_meet_silence() -> Result<()>
     })?;
     assert_eq!(told.stop()?.failures.last().map(String::as_str), Some("ECONNABORTED"), "one dial is ended");
     assert!(left.stop()?.failures.iter().all(|error| error == SILENCE), "nobody has the other address");
+    Ok(())
+}
+
+/// 12.2: the cluster's own objects say which networks those are, one at a time.
+#[test]
+fn v5_service_cidrs_come_and_go() -> Result<()> {
+    let Some((lab, mut agent)) = Lab::with_agent()? else { return Ok(()) };
+    let tap = lab.fabric.tap()?;
+    let clients = clients(&lab)?;
+    let cidr = service_cidr;
+    let (first, second) = ("10.96.99.99", "10.97.99.99");
+    let mut sent = [0, 0];
+    for (row, objects, restart, silent) in [
+        ("none", vec![], false, [false, false]),
+        ("SC-1", vec![cidr("foo", &["10.96.0.0/16"])], false, [true, false]),
+        ("SC-2", vec![cidr("bar", &["10.97.0.0/16", "2001:db8:f::/112"])], false, [true, true]),
+        ("after a restart", vec![], true, [true, true]),
+        ("SC-3", vec![cidr("foo", &["10.98.0.0/16"])], false, [false, true]),
+        ("all in one", vec![cidr("foo", &["10.96.0.0/15"])], false, [true, true]),
+    ] {
+        objects.iter().try_for_each(|object| lab.apply(&[object]))?;
+        if restart {
+            agent.kill()?;
+            agent.restart()?;
+        }
+        lab.settle(&agent)?;
+        for (index, to) in [first, second].into_iter().enumerate() {
+            for (from, client) in &clients {
+                let outcome = client.outcome(Way::Tcp, &format!("{to}:80"))?;
+                assert!(!silent[index] || outcome == SILENCE, "{row}: {from} to {to}: {outcome}");
+            }
+            let before = std::mem::replace(&mut sent[index], tap.to(to)?);
+            assert_eq!(sent[index] == before, silent[index], "{row}: what leaves the node for {to}");
+        }
+    }
+    // F52: the address of a Service that is left to somebody else is not nobody's.
+    let dns = Svc::web("dns", first);
+    lab.apply(&[&dns.clone().annotate("sheave.io/skip", "true")])?;
+    lab.settle(&agent)?;
+    clients[0].1.outcome(Way::Tcp, &format!("{first}:80"))?;
+    assert!(tap.to(first)? > sent[0], "left alone");
+    lab.delete(&[&dns])?;
+    lab.settle(&agent)?;
+    sent[0] = tap.to(first)?;
+    assert_eq!(clients[0].1.outcome(Way::Tcp, &format!("{first}:80"))?, SILENCE, "nobody's again");
+    assert_eq!(tap.to(first)?, sent[0], "nobody's again");
     Ok(())
 }
 

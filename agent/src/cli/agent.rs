@@ -108,8 +108,8 @@ pub struct AgentArgs {
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
     refuse_unknown_ports: bool,
-    /// Networks that ClusterIPs come from (the API server's --service-cluster-ip-range): connections to addresses in
-    /// them that no Service has meet silence instead of leaving the node
+    /// Networks that ClusterIPs come from, beside those of the cluster's ServiceCIDRs: connections to addresses in them
+    /// that no Service has meet silence instead of leaving the node
     #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
     service_cidrs: Vec<IpNet>,
     /// NodePorts answer on 127.0.0.1 and ::1, for processes in the host's network namespace

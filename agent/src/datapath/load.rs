@@ -43,8 +43,6 @@ pub struct Switches {
     pub loopback_node_ports: bool,
     /// Binding to a NodePort is refused.
     pub bind_protection: bool,
-    /// Addresses of a service CIDR that no Service has meet silence.
-    pub service_cidrs: bool,
     /// TCP connections of removed backends are closed too.
     pub track_tcp: bool,
     /// The packet path's.
@@ -113,8 +111,8 @@ impl Features {
     }
 }
 
-/// A cluster has one or two service CIDRs; more than a handful is a mistake.
-const MAX_SERVICE_CIDRS: u32 = 1024;
+/// A cluster has a handful of service CIDRs, and of Services that are left alone.
+pub(super) const MAX_SERVICE_CIDRS: u32 = 1024;
 /// Packets of which fragments are still to come; each for milliseconds.
 const FRAGMENTED_PACKETS: u32 = 8192;
 /// Network devices of a node, and its addresses.
@@ -215,7 +213,6 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         (globals::BIND_PROTECTION, flag(switches.bind_protection)),
         (globals::DISCARD, flag(features.discard)),
         (globals::MPTCP, flag(features.mptcp)),
-        (globals::HAS_SERVICE_CIDRS, flag(switches.service_cidrs)),
         (globals::TRACK_TCP, flag(switches.track_tcp)),
         (globals::MARK, 1 << switches.packets.mark_bit),
         (globals::SNAT_FIRST, first_port.into()),

@@ -235,10 +235,24 @@ fn send(socket: &OwnedFd, request: &Request<'_>) -> io::Result<()> {
 }
 
 fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
-    // SAFETY: the buffer lives across the call.
-    let received = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-    let length = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    let length = uninterrupted(|| {
+        // SAFETY: the buffer lives across the call.
+        let received = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        usize::try_from(received).map_err(|_| io::Error::last_os_error())
+    })?;
     buffer.get(..length).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Tries an interrupted call again, a few times (K04).
+fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    const TRIES: usize = 10;
+    for _ in 1..TRIES {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+    call()
 }
 
 /// The errno of an NLMSG_ERROR; 0 is an acknowledgement.
@@ -271,12 +285,32 @@ fn list(proto: u8, family: i32, states: u32) -> io::Result<Vec<Id>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{EVERY_STATE, close_here};
+    use super::{EVERY_STATE, close_here, uninterrupted};
     use sheave_ebpf::{addr::Addr, proto};
     use std::{
         io::ErrorKind,
         net::{IpAddr, UdpSocket},
     };
+
+    #[test]
+    fn an_interrupted_listing_is_tried_again() {
+        for (id, interrupts, ends, expected) in [
+            ("K04 not interrupted", 0, Ok(7), Ok(7)),
+            ("K04 a few times", 9, Ok(7), Ok(7)),
+            ("K04 for ever", usize::MAX, Ok(7), Err(ErrorKind::Interrupted)),
+            ("K04 any other error", 0, Err(ErrorKind::PermissionDenied), Err(ErrorKind::PermissionDenied)),
+        ] {
+            let mut left = interrupts;
+            let result = uninterrupted(|| {
+                if left == 0 {
+                    return ends.map_err(Into::into);
+                }
+                left -= 1;
+                Err(ErrorKind::Interrupted.into())
+            });
+            assert_eq!(result.map_err(|error| error.kind()), expected, "{id}");
+        }
+    }
 
     /// Needs CAP_NET_ADMIN, as every test that closes foreign sockets does.
     #[test]

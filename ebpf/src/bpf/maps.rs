@@ -91,8 +91,6 @@ static BIND_PROTECTION: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static DISCARD: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
-static HAS_SERVICE_CIDRS: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
 static MPTCP: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TRACK_TCP: Global<u32> = Global::new(0);
@@ -129,7 +127,6 @@ switches! {
     loopback_node_ports: LOOPBACK_NODE_PORTS;
     bind_protection: BIND_PROTECTION;
     has_discard: DISCARD;
-    has_service_cidrs: HAS_SERVICE_CIDRS;
     has_mptcp: MPTCP;
     track_tcp: TRACK_TCP;
     masquerade_all: MASQUERADE_ALL;
@@ -265,7 +262,7 @@ pub fn in_source_ranges(range: &SourceRange) -> bool {
 
 #[inline(always)]
 pub fn in_service_cidrs(addr: &Addr) -> bool {
-    SERVICE_CIDRS.get(&Key::new(128, *addr)).is_some()
+    SERVICE_CIDRS.get(&Key::new(128, *addr)).is_some_and(|silent| *silent == 1)
 }
 
 #[inline(always)]

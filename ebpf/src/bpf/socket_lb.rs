@@ -221,7 +221,7 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
         return Route::Untouched;
     }
     let Some(frontend) = lookup(key, host) else {
-        if maps::has_service_cidrs() && is_transport(key.proto) && maps::in_service_cidrs(&key.addr) {
+        if is_transport(key.proto) && maps::in_service_cidrs(&key.addr) {
             watch::not_sent(key, Counter::SocketUnknownAddress, NO_SERVICE);
             return Route::Silent { service: NO_SERVICE }; // V-5
         }
