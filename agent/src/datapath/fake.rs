@@ -191,9 +191,13 @@ impl Datapath for Fake {
     }
 
     fn set_service_networks(&mut self, networks: &BTreeMap<IpNet, bool>, complete: bool) -> Result<()> {
+        let mut wanted = if complete { BTreeMap::new() } else { self.service_networks.clone() };
+        wanted.extend(networks);
+        if wanted == self.service_networks {
+            return Ok(());
+        }
         self.write(|fake| {
-            fake.service_networks.retain(|net, _| !complete || networks.contains_key(net));
-            fake.service_networks.extend(networks.iter().map(|(net, silent)| (*net, *silent)));
+            fake.service_networks = wanted;
             Ok(())
         })
     }

@@ -206,13 +206,16 @@ impl Datapath for Kernel {
         let entry = |(net, silent): (&IpNet, &bool)| ((bits(net), Addr::from(net.network())), u32::from(*silent));
         let wanted: BTreeMap<(u32, Addr), u32> = networks.iter().map(entry).collect();
         let name = maps::SERVICE_CIDRS;
-        for ((bits, addr), silent) in &wanted {
-            let key = lpm_trie::Key::new(*bits, *addr);
-            self.service_networks
-                .insert(&key, *silent, 0)
-                .map_err(|e| failed(e, name, MAX_SERVICE_CIDRS, "nothing"))?;
-        }
         let present: Vec<_> = self.service_networks.keys().filter_map(std::result::Result::ok).collect();
+        let known: BTreeSet<_> = present.iter().map(|key| (key.prefix_len(), key.data())).collect();
+        for (entry, silent) in &wanted {
+            let key = lpm_trie::Key::new(entry.0, entry.1);
+            // A look-up alone would find the network around it.
+            if !known.contains(entry) || self.service_networks.get(&key, 0).ok() != Some(*silent) {
+                let full = |e| failed(e, name, MAX_SERVICE_CIDRS, "nothing: there are too many");
+                self.service_networks.insert(&key, *silent, 0).map_err(full)?;
+            }
+        }
         for key in present.iter().filter(|key| complete && !wanted.contains_key(&(key.prefix_len(), key.data()))) {
             removed(self.service_networks.remove(key), name)?;
         }

@@ -138,6 +138,8 @@ pub enum Stale {
     Frontend {
         /// Who has it now.
         service: u32,
+        /// It met silence under this service too, until now.
+        was_silent: bool,
         /// Address.
         addr: Addr,
         /// Port, network order.
@@ -175,8 +177,8 @@ pub trait Datapath {
     /// Admits it no more.
     fn remove_source_range(&mut self, range: &RangeKey) -> Result<()>;
 
-    /// Makes `SERVICE_CIDRS` hold these networks, with whether their addresses meet silence; what else it holds stays
-    /// unless `complete`.
+    /// Makes `SERVICE_CIDRS` hold these networks, with whether their addresses meet silence, by writing what differs. What
+    /// else it holds stays unless `complete`.
     fn set_service_networks(&mut self, networks: &BTreeMap<IpNet, bool>, complete: bool) -> Result<()>;
 
     /// A word of `SERVICES`; 0 beyond its end.

@@ -61,8 +61,8 @@ pub struct Closer {
 struct Wanted {
     /// Protocol, address and port → the services that no longer lead there.
     backends: BTreeMap<(u8, Addr, u16), BTreeSet<u32>>,
-    /// Protocol, address and port → the service that has it now.
-    frontends: BTreeMap<(u8, Addr, u16), u32>,
+    /// Protocol, address and port → the service that has it now, and whether it met silence under that one too.
+    frontends: BTreeMap<(u8, Addr, u16), (u32, bool)>,
 }
 
 impl Closer {
@@ -125,8 +125,10 @@ impl Wanted {
                         wanted.backends.entry((proto, addr, port)).or_default().insert(service);
                     }
                 }
-                Stale::Frontend { service, addr, port, proto } => {
-                    wanted.frontends.insert((proto, addr, port), service);
+                Stale::Frontend { service, was_silent, addr, port, proto } => {
+                    let entry = wanted.frontends.entry((proto, addr, port)).or_insert((service, was_silent));
+                    let same = entry.0 == service;
+                    *entry = (service, was_silent || (same && entry.1));
                 }
             }
         }
@@ -157,7 +159,10 @@ impl Wanted {
         };
         let owner = self.frontends.get(&(key.proto, peer.addr, peer.port));
         left.is_some_and(|services| services.contains(&peer.service))
-            || owner.is_some_and(|owner| is_silent || (is_udp && *owner != peer.service))
+            || owner.is_some_and(|(owner, was_silent)| {
+                let is_anothers = *owner != peer.service;
+                if is_silent { *was_silent || is_anothers } else { is_udp && is_anothers }
+            })
     }
 }
 

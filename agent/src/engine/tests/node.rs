@@ -12,6 +12,8 @@ fn node(ips: &[&str], zone: &str, pod_cidrs: &[&str]) -> Update {
 /// A node port, and a load balancer's address for this node's pods.
 fn start(nodes: Vec<Update>) -> Engine<Fake> {
     let mut engine = engine(empty_tables());
+    let own = ["192.0.2.11", "192.0.2.111", "192.168.1.1", "192.168.1.10", "127.0.0.1"];
+    engine.set_interfaces(own.iter().map(|ip| ip.parse().expect("an address")).collect());
     let service = svc("t/a", "10.96.0.1").port("80/TCP np 30080").kind("LoadBalancer");
     let service = service.ingress("203.0.113.1", None).ranges(&["10.244.0.0/16"]);
     let lists = [Update::Services(vec![service.build()]), Update::Slices(vec![]), Update::Nodes(vec![])];

@@ -25,8 +25,8 @@ fn told(engine: &mut Engine<Fake>) -> BTreeSet<String> {
         .map(|stale| match stale {
             Stale::Backend { service: _, addr, port, proto: proto::UDP } => format!("UDP {}", text(addr, port)),
             Stale::Backend { service: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
-            Stale::Frontend { service: _, addr, port, proto: proto::UDP } => text(addr, port),
-            Stale::Frontend { service: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
+            Stale::Frontend { service: _, was_silent: _, addr, port, proto: proto::UDP } => text(addr, port),
+            Stale::Frontend { service: _, was_silent: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
         })
         .collect()
 }
