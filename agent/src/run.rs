@@ -155,7 +155,6 @@ async fn start(
     let (warn, warned) = events::channel();
     start_source(options, source_events, warned, metrics.clone()).await?;
 
-    Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
     if takes_over {
         traces.keep(); // links of another version become ours: nothing of that may be taken back
     }
