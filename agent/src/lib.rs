@@ -32,6 +32,7 @@ pub mod run;
 pub mod server;
 pub mod source;
 pub mod takeover;
+mod timers;
 pub mod traces;
 pub mod upkeep;
 pub mod view;

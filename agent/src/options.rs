@@ -41,7 +41,7 @@ pub struct AgentOptions {
     /// On which of the node's addresses NodePorts answer.
     pub node_port_addresses: NodePortAddresses,
     /// Networks that ClusterIPs come from; an address in them that no Service has meets silence (`semantics.md` V-5).
-    /// Empty = not known, such addresses are left alone.
+    /// Those of ServiceCIDRs are known besides.
     pub service_cidrs: Vec<IpNet>,
     /// Services that are left alone.
     pub skip_services: BTreeSet<ServiceName>,

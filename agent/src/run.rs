@@ -3,7 +3,7 @@
 //! The engine lives in a thread of its own and is the only writer; sources, the API socket and netlink run on the
 //! main thread and reach it through channels. Every wake-up is one arm of one `select!`.
 
-use std::{collections::BTreeMap, io, net::IpAddr, path::Path, thread, time::Duration};
+use std::{collections::BTreeMap, io, net::IpAddr, path::Path, thread};
 
 use anyhow::Context as _;
 use tokio::{
@@ -40,18 +40,11 @@ use crate::{
     reconcile::Reconciler,
     server::{self, metrics::Exporter},
     source::{self, SourceEvent, SourceState, convert::ConvertOptions},
+    timers::Timers,
     traces::Traces,
     upkeep::Upkeep,
     view::FeatureView,
 };
-
-/// After a failed write, how long until it is tried again; doubled up to [`LONGEST_RETRY`].
-const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LONGEST_RETRY: Duration = Duration::from_secs(5);
-/// Freed entries rest at least so long: long enough that a burst of changes costs one grace period.
-const REST: Duration = Duration::from_secs(1);
-/// Everything is compared again so often, like kube-proxy's full resync.
-const RESYNC: Duration = Duration::from_secs(3600);
 
 /// Runs the agent until it is told to stop. What is attached stays.
 ///
@@ -128,7 +121,6 @@ async fn start(
         host_only: options.host_sockets_only,
         loopback_node_ports: options.plan.loopback_node_ports,
         bind_protection: options.bind_protection,
-        service_cidrs: !options.service_cidrs.is_empty(),
         track_tcp: options.close_tcp,
         packets: options.packets.switches,
     };
@@ -163,7 +155,6 @@ async fn start(
     let (warn, warned) = events::channel();
     start_source(options, source_events, warned, metrics.clone()).await?;
 
-    Kernel::set_service_cidrs(&pins, &options.service_cidrs)?;
     if takes_over {
         traces.keep(); // links of another version become ours: nothing of that may be taken back
     }
@@ -176,6 +167,7 @@ async fn start(
     }
 
     let mut plan = options.plan.clone();
+    plan.judge_pods_by_packet &= packets.is_some();
     // Bind protection knows a wildcard bind by the NodePort's loopback entry; the programs serve it only when asked.
     plan.loopback_node_ports |= options.bind_protection;
     let engine = Engine::new(
@@ -183,6 +175,7 @@ async fn start(
             node: options.node_name.as_str().into(),
             plan,
             node_ports: options.node_port_addresses.clone(),
+            service_cidrs: options.service_cidrs.clone(),
         },
         reconciler,
     );
@@ -333,11 +326,8 @@ impl<D: Datapath + Counters> Core<D> {
     async fn events(&mut self) {
         let addresses = self.interfaces.borrow_and_update().clone();
         self.engine.set_interfaces(addresses);
-        let far = || Instant::now() + RESYNC;
-        let (mut retry, mut rest, mut resync) = (None, None, far());
-        let mut pause = FIRST_RETRY;
+        let mut timers = Timers::new(Instant::now());
         loop {
-            let timer = [retry, rest, Some(resync)].into_iter().flatten().min().unwrap_or(resync);
             tokio::select! {
                 _ = &mut self.stopped => return,
                 Some(event) = self.told.recv() => {
@@ -357,33 +347,24 @@ impl<D: Datapath + Counters> Core<D> {
                     self.answer(request);
                     continue;
                 }
-                () = sleep_until(timer) => {}
+                () = sleep_until(timers.next()) => {}
             }
             self.health.with(|health| health.requested(&Family::ALL, Moment::now()));
             self.meter.requested();
             self.meter.noted(&self.engine.take_noted());
             let now = Instant::now();
-            if resync <= now {
+            if timers.is_full_pass_due(now) {
                 self.engine.resync();
-                resync = far();
             }
-            if rest.is_some_and(|at| at <= now) {
-                rest = self.engine.reclaim().then(|| now + REST);
+            if timers.is_rest_over(now) {
+                self.engine.reclaim();
             }
             let (due, began) = (self.engine.due(), Instant::now());
             let done = self.engine.flush();
             if let Some(pass) = due {
                 self.meter.passed(pass, began.elapsed(), !self.engine.is_failing());
             }
-            if self.engine.is_resting() && rest.is_none() {
-                rest = Some(now + REST);
-            }
-            if done {
-                (retry, pause) = (None, FIRST_RETRY);
-            } else if retry.is_none_or(|at| at <= now) {
-                retry = Some(now + pause);
-                pause = (pause * 2).min(LONGEST_RETRY);
-            }
+            timers.passed(now, done, self.engine.is_resting());
             let stale = self.engine.take_stale();
             if !stale.is_empty() {
                 drop(self.closer.send(stale)); // the closer ends only when this loop does
@@ -392,7 +373,12 @@ impl<D: Datapath + Counters> Core<D> {
                 && self.engine.is_synced()
             {
                 let pods = self.engine.pod_ranges(&self.detection);
-                packets.order(Orders { pods, serves_outsiders: self.engine.serves_outsiders() }).await;
+                let orders = Orders {
+                    pods,
+                    serves_outsiders: self.engine.serves_outsiders(),
+                    judges_pods: self.engine.judges_pods_by_packet(),
+                };
+                packets.order(orders).await;
             }
             if let Some(checks) = self.engine.take_health_checks() {
                 self.health_checks.send_replace(checks);
@@ -477,7 +463,7 @@ impl Counters for Kernel {
 }
 
 fn feature_views(features: Features) -> Vec<FeatureView> {
-    let Features { set_retval, host_netns, discard, csum_ipv6: _, current_task: _ } = features;
+    let Features { set_retval, host_netns, discard, mptcp, csum_ipv6: _, current_task: _ } = features;
     let feature = |name: &str, available: bool, consequence: &str| FeatureView {
         name: name.to_owned(),
         available,
@@ -489,6 +475,11 @@ fn feature_views(features: Features) -> Vec<FeatureView> {
             "netns-cookie",
             host_netns != 0,
             "without it NodePorts do not answer on loopback and binding to a NodePort is not refused",
+        ),
+        feature(
+            "mptcp",
+            mptcp,
+            "without it connections of MPTCP sockets, where the kernel has them, stay counted and show the pod's address",
         ),
         feature("discard-route", discard, "without it connections that must meet silence fail with ETIMEDOUT at once"),
     ]

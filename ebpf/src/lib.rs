@@ -56,9 +56,12 @@ pub mod maps {
     pub const SOCKETS: &str = "SOCKETS";
     /// LRU hash: [`PeerKey`](crate::socket::PeerKey) → [`Peer`](crate::socket::Peer).
     pub const PEERS: &str = "PEERS";
+    /// LRU hash: [`PickKey`](crate::socket::PickKey) → backend id.
+    pub const PICKS: &str = "PICKS";
     /// LPM trie: [`SourceRange`](crate::source_range::SourceRange) → 1.
     pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
-    /// LPM trie: [`Addr`](crate::addr::Addr) → 1: the networks that ClusterIPs come from.
+    /// LPM trie: [`Addr`](crate::addr::Addr) → 1 in the networks that ClusterIPs come from, where an address that nobody
+    /// has meets silence (`semantics.md` V-5); 0 for one that somebody else serves.
     pub const SERVICE_CIDRS: &str = "SERVICE_CIDRS";
     /// Hash the programs never read: service id → [`ServiceName`](crate::names::ServiceName).
     pub const NAMES: &str = "NAMES";
@@ -88,7 +91,7 @@ pub mod maps {
     }
 
     /// Every map there is.
-    pub const ALL: [&str; 20] = [
+    pub const ALL: [&str; 21] = [
         FRONTENDS,
         SERVICES,
         TABLES,
@@ -98,6 +101,7 @@ pub mod maps {
         AFFINITY,
         SOCKETS,
         PEERS,
+        PICKS,
         SOURCE_RANGES,
         SERVICE_CIDRS,
         NAMES,
@@ -128,6 +132,8 @@ pub mod meta {
     /// 1 = devices of workloads have their programs; 0 = they have none while there is nothing for them to do, and a
     /// client cannot be hidden from a workload of this node.
     pub const WORKLOAD_PROGRAMS: u32 = 5;
+    /// 1 = those are the programs for clients: pods dial frontends packet by packet. For the agent's successor.
+    pub const PODS_DIAL: u32 = 6;
     /// Size of the array.
     pub const SIZE: u32 = 8;
 }
@@ -147,8 +153,9 @@ pub mod globals {
     /// u32: 1 = the discard addresses are routed into a device that swallows everything; 0 = a connection that must
     /// meet silence fails with ETIMEDOUT at once.
     pub const DISCARD: &str = "DISCARD";
-    /// u32: 1 = `SERVICE_CIDRS` is to be asked about addresses that no Service has (`semantics.md` V-5).
-    pub const HAS_SERVICE_CIDRS: &str = "HAS_SERVICE_CIDRS";
+    /// u32: 1 where the kernel has `bpf_skc_to_mptcp_sock` (5.19) and MPTCP: what a subflow dials is remembered on the
+    /// MPTCP socket, the one that is released.
+    pub const MPTCP: &str = "MPTCP";
     /// u32: 1 = connected TCP sockets are entered in `PEERS` too, so that the agent can close them.
     pub const TRACK_TCP: &str = "TRACK_TCP";
     /// u32: the first of two neighbouring bits of the packet mark that are ours, as a mask (1 << n).

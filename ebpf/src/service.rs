@@ -109,6 +109,9 @@ pub const FLAG_SOURCE_RANGES: u32 = 1;
 pub const FLAG_HOST_ALLOWED: u32 = 1 << 1;
 /// Pods of this node are within the source ranges: the node's pod CIDRs are.
 pub const FLAG_PODS_ALLOWED: u32 = 1 << 2;
+/// Some pods of this node may be within the source ranges and some not: the packet path judges by their addresses what
+/// a socket that has none yet cannot say.
+pub const FLAG_PODS_BY_PACKET: u32 = 1 << 4;
 /// externalTrafficPolicy is Local: clients from outside are not hidden from the backend (`semantics.md` 6.2 step 4).
 pub const FLAG_EXTERNAL_LOCAL: u32 = 1 << 3;
 

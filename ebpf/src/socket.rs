@@ -13,7 +13,7 @@ pod! {
         /// Backend of the connection that is counted in `CONNECTIONS`.
         pub backend: u32,
         /// Unconnected UDP: index of the service word (high half) and backend id of the last datagram. One word,
-        /// because two threads may send on one socket at once.
+        /// because two threads may send on one socket at once. Earlier ones to other services are in `PICKS`.
         pub pick: u64,
     }
 }
@@ -54,6 +54,21 @@ pod! {
         pub service: u32,
     }
 }
+
+pod! {
+    /// An unconnected UDP socket that talks to several services, and the index of the word of one of them.
+    pub struct PickKey [16] {
+        /// The socket's cookie.
+        pub cookie: u64,
+        /// Index of the service word.
+        pub word: u32,
+        /// Always 0.
+        pub zero: u32,
+    }
+}
+
+/// [`SocketState::pick`] of a socket that has sent no datagram to a service.
+pub const NO_PICK: u64 = u64::MAX;
 
 /// The service of a socket that dialled an address which no Service has.
 pub const NO_SERVICE: u32 = u32::MAX;

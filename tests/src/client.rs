@@ -24,6 +24,8 @@ use crate::{
 pub enum Way {
     /// A TCP connection.
     Tcp,
+    /// A TCP connection of an MPTCP socket, as the libraries of some languages make them.
+    Mptcp,
     /// UDP, `connect` and `send`.
     Udp,
     /// UDP, `sendto` on a socket that is not connected.
@@ -51,6 +53,8 @@ pub enum Request {
     },
     /// Connects; waits as long for TCP's answer.
     Connect(usize, SocketAddr, Duration),
+    /// Takes the peer away: `connect` to AF_UNSPEC.
+    Disconnect(usize),
     /// Sends a question, on an unconnected socket to that address. Answers nothing.
     Send(usize, Option<SocketAddr>),
     /// Waits for the answer to a question. Answers a [`Received`].
@@ -202,7 +206,7 @@ impl Client {
         let socket = self.open(way, to, bind)?;
         let received = match way {
             Way::UdpSendto => socket.ask_at(to)?,
-            Way::Tcp | Way::Udp | Way::Ping => {
+            Way::Tcp | Way::Mptcp | Way::Udp | Way::Ping => {
                 socket.connect(to)?;
                 socket.ask()?
             }
@@ -284,6 +288,14 @@ impl Socket<'_> {
     /// An [`Errno`].
     pub fn connect(&self, to: SocketAddr) -> Result<()> {
         self.client.ask(&Request::Connect(self.number, to, self.client.patience))
+    }
+
+    /// Takes the peer away, as resolvers do.
+    ///
+    /// # Errors
+    /// An [`Errno`].
+    pub fn disconnect(&self) -> Result<()> {
+        self.client.ask(&Request::Disconnect(self.number))
     }
 
     /// A question on a connected socket, and its answer.

@@ -302,6 +302,16 @@ pub fn tainted_node(number: u8, key: &str) -> Text {
     Text { file, text: object.to_string() }
 }
 
+/// A ServiceCIDR.
+#[must_use]
+pub fn service_cidr(name: &str, networks: &[&str]) -> Text {
+    let metadata = json!({"name": name});
+    let spec = json!({"cidrs": networks});
+    let object =
+        json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": metadata, "spec": spec});
+    Text { file: format!("service-cidr-{name}.yaml"), text: object.to_string() }
+}
+
 fn family(address: &str) -> &'static str {
     if address.contains(':') { "IPv6" } else { "IPv4" }
 }

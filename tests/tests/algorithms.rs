@@ -190,6 +190,16 @@ fn live_connections_are_counted_up_and_down() -> Result<()> {
     }
     udp.connect("10.244.1.10:8080".parse()?)?;
     until_connections(&agent, "u", "it talks to a pod now", &[0, 0])?;
+    // connect(AF_UNSPEC), as resolvers do, is seen at the next datagram, to whomever.
+    for (to, expected) in [("10.244.1.10:8080", [0, 0]), (TO, [0, 0])] {
+        udp.connect(TO.parse()?)?;
+        ensure!(connections(&agent, "u")?.iter().sum::<u64>() == 1, "connected before {to}");
+        udp.disconnect()?;
+        let received = udp.ask_at(to.parse()?)?;
+        ensure!(received.source == to.parse()?, "the answer of {to} comes from {}", received.source);
+        until_connections(&agent, "u", "it is connected to nobody", &expected)?;
+        udp.connect("10.244.1.10:8080".parse()?)?;
+    }
     drop(udp);
 
     // Refused and failed dials leave nothing behind.

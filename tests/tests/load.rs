@@ -21,7 +21,6 @@ fn extremes() -> [(&'static str, Switches, Features); 2] {
         host_only: true,
         loopback_node_ports: true,
         bind_protection: true,
-        service_cidrs: true,
         track_tcp: true,
         packets: PacketSwitches { masquerade_all: true, detect_pods: true, keep_client: true, ..Default::default() },
     };

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, thread, time::Duration};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sheave_tests::{
-    client::{Client, Errno, Way},
+    client::{Client, Errno, LoadKind, Way},
     lab::Lab,
-    objects::{Slice, Svc, node_with},
+    objects::{Slice, Svc, node_with, service_cidr},
     wait::{SOON, eventually},
 };
 
@@ -170,6 +170,71 @@ fn v5_unallocated_addresses_of_the_service_networks_meet_silence() -> Result<()>
     lab.settle(&agent)?;
     assert_eq!(client.outcome(Way::UdpSendto, "10.96.0.42:80")?, SILENCE, "deleted");
     assert_eq!(tap.to("10.96.0.42")?, 0, "deleted");
+    // Whoever waits there is told when there is a Service; behind kube-proxy its next SYN would get through.
+    let pause = Duration::from_millis(1);
+    let [told, left] = ["10.96.0.42:80", "10.96.99.99:80"].map(|to| client.load(Way::Tcp, LoadKind::Dial, to, pause));
+    let (told, left) = (told?, left?);
+    eventually("a dial has waited in vain", SOON, || {
+        ensure!(told.report()?.failed > 0 && left.report()?.failed > 0, "not yet");
+        Ok(())
+    })?;
+    lab.apply(&[&service])?;
+    eventually("a dial gets there", SOON, || {
+        ensure!(told.report()?.answered > 0, "{:?}", told.report()?);
+        Ok(())
+    })?;
+    assert_eq!(told.stop()?.failures.last().map(String::as_str), Some("ECONNABORTED"), "one dial is ended");
+    assert!(left.stop()?.failures.iter().all(|error| error == SILENCE), "nobody has the other address");
+    Ok(())
+}
+
+/// 12.2: the cluster's own objects say which networks those are, one at a time.
+#[test]
+fn v5_service_cidrs_come_and_go() -> Result<()> {
+    let Some((lab, mut agent)) = Lab::with_agent()? else { return Ok(()) };
+    let tap = lab.fabric.tap()?;
+    let clients = clients(&lab)?;
+    let cidr = service_cidr;
+    let (first, second) = ("10.96.99.99", "10.97.99.99");
+    let mut sent = [0, 0];
+    for (row, objects, restart, silent) in [
+        ("none", vec![], false, [false, false]),
+        ("SC-1", vec![cidr("foo", &["10.96.0.0/16"])], false, [true, false]),
+        ("SC-2", vec![cidr("bar", &["10.97.0.0/16", "2001:db8:f::/112"])], false, [true, true]),
+        ("after a restart", vec![], true, [true, true]),
+        ("SC-3", vec![cidr("foo", &["10.98.0.0/16"])], false, [false, true]),
+        ("all in one", vec![cidr("foo", &["10.96.0.0/15"])], false, [true, true]),
+    ] {
+        objects.iter().try_for_each(|object| lab.apply(&[object]))?;
+        if restart {
+            agent.kill()?;
+            agent.restart()?;
+        }
+        // Networks are written after the frontends: the second marker shows that the first pass is over.
+        lab.settle(&agent)?;
+        lab.settle(&agent)?;
+        for (index, to) in [first, second].into_iter().enumerate() {
+            for (from, client) in &clients {
+                let outcome = client.outcome(Way::Tcp, &format!("{to}:80"))?;
+                assert!(!silent[index] || outcome == SILENCE, "{row}: {from} to {to}: {outcome}");
+            }
+            let before = std::mem::replace(&mut sent[index], tap.to(to)?);
+            assert_eq!(sent[index] == before, silent[index], "{row}: what leaves the node for {to}");
+        }
+    }
+    // F52: the address of a Service that is left to somebody else is not nobody's.
+    let dns = Svc::web("dns", first);
+    lab.apply(&[&dns.clone().annotate("sheave.io/skip", "true")])?;
+    lab.settle(&agent)?;
+    lab.settle(&agent)?;
+    clients[0].1.outcome(Way::Tcp, &format!("{first}:80"))?;
+    assert!(tap.to(first)? > sent[0], "left alone");
+    lab.delete(&[&dns])?;
+    lab.settle(&agent)?;
+    lab.settle(&agent)?;
+    sent[0] = tap.to(first)?;
+    assert_eq!(clients[0].1.outcome(Way::Tcp, &format!("{first}:80"))?, SILENCE, "nobody's again");
+    assert_eq!(tap.to(first)?, sent[0], "nobody's again");
     Ok(())
 }
 
@@ -188,6 +253,8 @@ fn source_ranges_bind_clients_on_the_node_too() -> Result<()> {
         ("F22: the node's own address admits it", json!(["192.0.2.0/24"]), "A", SILENCE),
         ("F22: pods of this node", json!(["10.244.0.0/16"]), SILENCE, "A"),
         ("F22: two halves of the pods", json!(["10.244.1.0/25", "10.244.1.128/25"]), SILENCE, "A"),
+        ("F22: some pods of this node, this one too", json!(["10.244.1.16/28"]), SILENCE, "A"),
+        ("F22: some pods of this node, not this one", json!(["10.244.1.128/25"]), SILENCE, SILENCE),
         ("S19: the other family only", json!(["2001:db8::/32"]), "A", "A"),
         ("S19: everyone", json!(["198.51.100.0/24", "0.0.0.0/0"]), "A", "A"),
         ("no ranges", json!([]), "A", "A"),

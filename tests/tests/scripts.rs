@@ -101,8 +101,12 @@ fn run<D: Datapath>(script: &Script, tables: D) -> Result<Vec<String>> {
 }
 
 fn run_in<D: Datapath>(script: &Script, tables: D, directory: &Path) -> Result<Vec<String>> {
-    let options =
-        EngineOptions { node: "n1".into(), plan: PlanOptions::default(), node_ports: NodePortAddresses::primary() };
+    let options = EngineOptions {
+        node: "n1".into(),
+        plan: PlanOptions::default(),
+        node_ports: NodePortAddresses::primary(),
+        service_cidrs: vec![],
+    };
     let mut engine = Engine::new(options, Reconciler::adopt(tables)?);
     engine.set_interfaces(vec![IpAddr::from([192, 0, 2, 11])]);
     let mut seen = Vec::new();

@@ -109,6 +109,53 @@ fn an_unconnected_socket_stays_with_a_backend_that_serves_and_leaves_one_that_do
     Ok(())
 }
 
+/// 10.1, F50: a flow is a socket and a frontend, as in kube-proxy's conntrack; a resolver that asks two servers in turn
+/// stays with one backend of each.
+#[test]
+fn a_socket_that_alternates_between_services_keeps_a_backend_of_each() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let _servers = [lab.n1().server(10, "A")?, lab.n1().server(11, "B")?];
+    let services = [("dns", "10.96.0.10"), ("dns2", "10.96.0.11"), ("dns3", "10.96.0.12")];
+    let slice = |name: &str, addresses: &[&str]| {
+        addresses.iter().fold(Slice::web(name), |slice, address| slice.ready(address, "n1"))
+    };
+    for (name, ip) in services {
+        lab.apply(&[&Svc::web(name, ip), &slice(name, &[A, B])])?;
+    }
+    lab.settle(&agent)?;
+    let pod = lab.n1().pod(20)?;
+    for (from, place) in [("pod", &pod.place), ("host", &lab.n1().host)] {
+        let client = place.client()?;
+        let at = services.map(|(_, ip)| format!("{ip}:80"));
+        // One way in thirty-two that chance does the same; ten sockets leave no doubt.
+        for _ in 0..10 {
+            let socket = client.open(Way::UdpSendto, at[0].parse()?, None)?;
+            let ask = |to: &String| -> Result<String> {
+                let received = socket.ask_at(to.parse()?)?;
+                ensure!(received.source == to.parse()?, "the answer of {to} comes from {}", received.source);
+                Ok(received.answer.name)
+            };
+            let first = at.iter().map(ask).collect::<Result<Vec<_>>>()?;
+            for turn in 0..5 {
+                let again = at.iter().map(ask).collect::<Result<Vec<_>>>()?;
+                assert_eq!(again, first, "{from}, turn {turn}");
+            }
+            // Its backend of the second leaves: that flow goes to the other one, and the rest stay.
+            let (gone, stays) = (address_of(&first[1]), other_than(&first[1]));
+            lab.apply(&[&slice("dns2", &[address_of(stays)])])?;
+            lab.settle(&agent)?;
+            for turn in 0..3 {
+                let again = at.iter().map(ask).collect::<Result<Vec<_>>>()?;
+                assert_eq!(again, [&first[0], stays, &first[2]], "{from}, {gone} left, turn {turn}");
+            }
+            lab.apply(&[&slice("dns2", &[A, B])])?;
+            lab.settle(&agent)?;
+            assert_eq!(ask(&at[1])?, stays, "{from}: both again");
+        }
+    }
+    Ok(())
+}
+
 /// Case 21.
 #[test]
 fn case_21_a_connected_socket_is_told_when_its_backend_is_removed_and_only_then() -> Result<()> {

@@ -21,7 +21,7 @@ use crate::{
     exit::{self, Refused},
     logging::{self, LogFormat},
     model::{Algorithm, ServiceName},
-    options::{AgentOptions, SourceOptions},
+    options::{AgentOptions, PacketOptions, SourceOptions},
     plan::{
         group::{ExternalIps, PlanOptions},
         maglev,
@@ -108,8 +108,8 @@ pub struct AgentArgs {
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
     refuse_unknown_ports: bool,
-    /// Networks that ClusterIPs come from (the API server's --service-cluster-ip-range): connections to addresses in
-    /// them that no Service has meet silence instead of leaving the node
+    /// Networks that ClusterIPs come from, beside those of the cluster's ServiceCIDRs: connections to addresses in them
+    /// that no Service has meet silence instead of leaving the node
     #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
     service_cidrs: Vec<IpNet>,
     /// NodePorts answer on 127.0.0.1 and ::1, for processes in the host's network namespace
@@ -212,6 +212,7 @@ impl AgentArgs {
             (true, cidrs) if cidrs.is_empty() => ExternalIps::Allow,
             (true, cidrs) => ExternalIps::Within(cidrs),
         };
+        let packets = PacketOptions::from(self.packets);
         Ok(AgentOptions {
             source: match self.manifests {
                 Some(directory) => SourceOptions::Manifests(directory),
@@ -231,6 +232,7 @@ impl AgentArgs {
                 external_ips,
                 loopback_node_ports: self.loopback_nodeports,
                 refuse_unknown_ports: self.refuse_unknown_ports,
+                judge_pods_by_packet: packets.enabled,
             },
             node_port_addresses: self.nodeport_addresses,
             service_cidrs: self.service_cidrs,
@@ -238,7 +240,7 @@ impl AgentArgs {
             host_sockets_only: self.host_sockets_only,
             bind_protection: self.bind_protection,
             close_tcp: self.close_tcp,
-            packets: self.packets.into(),
+            packets,
         })
     }
 }

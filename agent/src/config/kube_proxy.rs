@@ -43,7 +43,7 @@ const NO_NETFILTER: &str =
 const NO_IPVS: &str = "has no effect: sheave does not use IPVS";
 const NO_CONNTRACK: &str =
     "has no effect: sheave does not use netfilter's connection tracking and leaves its sysctls alone";
-const API_PACE: &str = "has no effect: sheave only watches, three streams for each node";
+const API_PACE: &str = "has no effect: sheave only watches, four streams for each node";
 const LOG_DETAIL: &str = "has no effect: log lines go to stderr at once";
 
 const fn value(flag: &'static str, fields: &'static [&'static str], answer: Answer) -> Row {

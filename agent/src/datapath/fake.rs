@@ -5,6 +5,7 @@ use std::{
     rc::Rc,
 };
 
+use ipnet::IpNet;
 use sheave_ebpf::{
     backend::{Backend, RETIRED},
     frontend::{Frontend, FrontendKey},
@@ -43,6 +44,8 @@ pub struct Fake {
     frontends: BTreeMap<FrontendKey, Frontend>,
     names: BTreeMap<u32, ServiceName>,
     source_ranges: BTreeMap<RangeKey, ()>,
+    /// Networks, and whether their addresses meet silence.
+    pub service_networks: BTreeMap<IpNet, bool>,
     words: HashMap<u32, u64>,
     slots: HashMap<u32, u32>,
     backends: HashMap<u32, Backend>,
@@ -66,6 +69,7 @@ impl Fake {
             frontends: BTreeMap::new(),
             names: BTreeMap::new(),
             source_ranges: BTreeMap::new(),
+            service_networks: BTreeMap::new(),
             words: HashMap::new(),
             slots: HashMap::new(),
             backends: HashMap::new(),
@@ -182,6 +186,18 @@ impl Datapath for Fake {
     fn remove_source_range(&mut self, range: &RangeKey) -> Result<()> {
         self.write(|fake| {
             fake.source_ranges.remove(range);
+            Ok(())
+        })
+    }
+
+    fn set_service_networks(&mut self, networks: &BTreeMap<IpNet, bool>, complete: bool) -> Result<()> {
+        let mut wanted = if complete { BTreeMap::new() } else { self.service_networks.clone() };
+        wanted.extend(networks);
+        if wanted == self.service_networks {
+            return Ok(());
+        }
+        self.write(|fake| {
+            fake.service_networks = wanted;
             Ok(())
         })
     }

@@ -25,6 +25,7 @@ use sheave_ebpf::{
 
 use super::{
     Datapath, Error, Limits, RangeKey, Result,
+    load::MAX_SERVICE_CIDRS,
     pins::Pins,
     words::{self, Words},
 };
@@ -34,6 +35,7 @@ pub struct Kernel {
     limits: Limits,
     frontends: HashMap<MapData, FrontendKey, Frontend>,
     names: HashMap<MapData, u32, ServiceName>,
+    service_networks: LpmTrie<MapData, Addr, u32>,
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     affinity: HashMap<MapData, AffinityKey, u64>,
     services: Words,
@@ -74,6 +76,8 @@ impl Kernel {
             names: hash(maps::NAMES, Map::HashMap(open(maps::NAMES)?))?,
             source_ranges: LpmTrie::try_from(Map::LpmTrie(source_ranges))
                 .map_err(|e| Error::Incompatible(format!("map {}: {}", maps::SOURCE_RANGES, flatten(&e))))?,
+            service_networks: LpmTrie::try_from(Map::LpmTrie(open(maps::SERVICE_CIDRS)?))
+                .map_err(|e| Error::Incompatible(format!("map {}: {}", maps::SERVICE_CIDRS, flatten(&e))))?,
             affinity: hash(maps::AFFINITY, Map::LruHashMap(affinity))?,
             services: Words::new(maps::SERVICES, &open(maps::SERVICES)?)?,
             tables: Words::new(maps::TABLES, &tables)?,
@@ -83,33 +87,6 @@ impl Kernel {
             counters: PerCpuArray::try_from(Map::PerCpuArray(open(maps::COUNTERS)?))
                 .map_err(|e| Error::Incompatible(format!("map {}: {}", maps::COUNTERS, flatten(&e))))?,
         })
-    }
-
-    /// Replaces the networks that ClusterIPs come from.
-    ///
-    /// # Errors
-    /// When the map is not there or refuses an entry.
-    pub fn set_service_cidrs(pins: &Pins, networks: &[IpNet]) -> Result<()> {
-        let name = maps::SERVICE_CIDRS;
-        let incompatible = |e: &dyn std::error::Error| Error::Incompatible(format!("map {name}: {}", flatten(e)));
-        let map = MapData::from_pin(pins.map(name)).map_err(|e| incompatible(&e))?;
-        let mut trie: LpmTrie<MapData, Addr, u32> =
-            LpmTrie::try_from(Map::LpmTrie(map)).map_err(|e| incompatible(&e))?;
-        let wanted: BTreeMap<(u32, Addr), ()> = networks
-            .iter()
-            .map(|net| {
-                let v6_bits = if net.addr().is_ipv4() { 96 } else { 0 };
-                ((v6_bits + u32::from(net.prefix_len()), Addr::from(net.network())), ())
-            })
-            .collect();
-        let present: Vec<_> = trie.keys().collect::<std::result::Result<_, _>>().map_err(|e| incompatible(&e))?;
-        for key in present.iter().filter(|key| !wanted.contains_key(&(key.prefix_len(), key.data()))) {
-            removed(trie.remove(key), name)?;
-        }
-        for (bits, addr) in wanted.into_keys() {
-            trie.insert(&lpm_trie::Key::new(bits, addr), 1, 0).map_err(|e| failed(e, name, 0, "--service-cidrs"))?;
-        }
-        Ok(())
     }
 
     /// What the programs counted, summed over all CPUs.
@@ -222,6 +199,27 @@ impl Datapath for Kernel {
 
     fn remove_source_range(&mut self, (bits, range): &RangeKey) -> Result<()> {
         removed(self.source_ranges.remove(&lpm_trie::Key::new(*bits, *range)), maps::SOURCE_RANGES)
+    }
+
+    fn set_service_networks(&mut self, networks: &BTreeMap<IpNet, bool>, complete: bool) -> Result<()> {
+        let bits = |net: &IpNet| if net.addr().is_ipv4() { 96 } else { 0 } + u32::from(net.prefix_len());
+        let entry = |(net, silent): (&IpNet, &bool)| ((bits(net), Addr::from(net.network())), u32::from(*silent));
+        let wanted: BTreeMap<(u32, Addr), u32> = networks.iter().map(entry).collect();
+        let name = maps::SERVICE_CIDRS;
+        let present: Vec<_> = self.service_networks.keys().filter_map(std::result::Result::ok).collect();
+        let known: BTreeSet<_> = present.iter().map(|key| (key.prefix_len(), key.data())).collect();
+        for (entry, silent) in &wanted {
+            let key = lpm_trie::Key::new(entry.0, entry.1);
+            // A look-up alone would find the network around it.
+            if !known.contains(entry) || self.service_networks.get(&key, 0).ok() != Some(*silent) {
+                let full = |e| failed(e, name, MAX_SERVICE_CIDRS, "nothing: there are too many");
+                self.service_networks.insert(&key, *silent, 0).map_err(full)?;
+            }
+        }
+        for key in present.iter().filter(|key| complete && !wanted.contains_key(&(key.prefix_len(), key.data()))) {
+            removed(self.service_networks.remove(key), name)?;
+        }
+        Ok(())
     }
 
     fn word(&self, index: u32) -> u64 {

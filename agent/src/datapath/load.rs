@@ -20,7 +20,7 @@ use sheave_ebpf::{
     globals, maps, meta,
     names::ServiceName,
     service::WORDS_PER_SERVICE,
-    socket::{Peer, PeerKey, SocketState},
+    socket::{Peer, PeerKey, PickKey, SocketState},
     source_range::SourceRange,
 };
 
@@ -43,8 +43,6 @@ pub struct Switches {
     pub loopback_node_ports: bool,
     /// Binding to a NodePort is refused.
     pub bind_protection: bool,
-    /// Addresses of a service CIDR that no Service has meet silence.
-    pub service_cidrs: bool,
     /// TCP connections of removed backends are closed too.
     pub track_tcp: bool,
     /// The packet path's.
@@ -88,6 +86,8 @@ pub struct Features {
     pub host_netns: u64,
     /// The discard route is in place.
     pub discard: bool,
+    /// `bpf_skc_to_mptcp_sock`, Linux 5.19, and MPTCP.
+    pub mptcp: bool,
     /// `BPF_F_IPV6`, Linux 6.16.
     pub csum_ipv6: bool,
     /// Programs may ask which process dials: `sheave monitor` names it.
@@ -103,14 +103,16 @@ impl Features {
             set_retval: has(BpfHelper::BPF_FUNC_set_retval),
             host_netns: netns::cookie().unwrap_or(0),
             discard,
+            // The helper is there without MPTCP too, but the verifier refuses who calls it.
+            mptcp: has(BpfHelper::BPF_FUNC_skc_to_mptcp_sock) && Path::new("/proc/sys/net/mptcp").exists(),
             csum_ipv6: KernelVersion::running().is_some_and(|version| version >= KernelVersion(6, 16)),
             current_task: has(BpfHelper::BPF_FUNC_get_current_pid_tgid) && has(BpfHelper::BPF_FUNC_get_current_comm),
         }
     }
 }
 
-/// A cluster has one or two service CIDRs; more than a handful is a mistake.
-const MAX_SERVICE_CIDRS: u32 = 1024;
+/// A cluster has a handful of service CIDRs, and of Services that are left alone.
+pub(super) const MAX_SERVICE_CIDRS: u32 = 1024;
 /// Packets of which fragments are still to come; each for milliseconds.
 const FRAGMENTED_PACKETS: u32 = 8192;
 /// Network devices of a node, and its addresses.
@@ -148,6 +150,7 @@ pub(super) fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
         shape(maps::AFFINITY, MapType::LruHash, size_of::<AffinityKey>(), 8, affinity),
         shape(maps::SOCKETS, MapType::SkStorage, 4, size_of::<SocketState>(), 0),
         shape(maps::PEERS, MapType::LruHash, size_of::<PeerKey>(), size_of::<Peer>(), peers),
+        shape(maps::PICKS, MapType::LruHash, size_of::<PickKey>(), 8, peers / 4 + 1),
         shape(maps::SOURCE_RANGES, MapType::LpmTrie, 4 + size_of::<SourceRange>(), 4, source_ranges),
         shape(maps::SERVICE_CIDRS, MapType::LpmTrie, 4 + size_of::<Addr>(), 4, MAX_SERVICE_CIDRS),
         shape(maps::NAMES, MapType::Hash, 4, size_of::<ServiceName>(), frontends),
@@ -209,7 +212,7 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         (globals::LOOPBACK_NODE_PORTS, flag(switches.loopback_node_ports)),
         (globals::BIND_PROTECTION, flag(switches.bind_protection)),
         (globals::DISCARD, flag(features.discard)),
-        (globals::HAS_SERVICE_CIDRS, flag(switches.service_cidrs)),
+        (globals::MPTCP, flag(features.mptcp)),
         (globals::TRACK_TCP, flag(switches.track_tcp)),
         (globals::MARK, 1 << switches.packets.mark_bit),
         (globals::SNAT_FIRST, first_port.into()),

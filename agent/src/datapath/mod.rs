@@ -29,8 +29,12 @@ pub mod watch;
 pub mod words;
 pub mod workload_watch;
 
-use std::{collections::BTreeSet, io};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
+use ipnet::IpNet;
 use sheave_ebpf::{
     addr::Addr,
     backend::Backend,
@@ -134,6 +138,8 @@ pub enum Stale {
     Frontend {
         /// Who has it now.
         service: u32,
+        /// It met silence under this service too, until now.
+        was_silent: bool,
         /// Address.
         addr: Addr,
         /// Port, network order.
@@ -170,6 +176,10 @@ pub trait Datapath {
     fn put_source_range(&mut self, range: &RangeKey) -> Result<()>;
     /// Admits it no more.
     fn remove_source_range(&mut self, range: &RangeKey) -> Result<()>;
+
+    /// Makes `SERVICE_CIDRS` hold these networks, with whether their addresses meet silence, by writing what differs. What
+    /// else it holds stays unless `complete`.
+    fn set_service_networks(&mut self, networks: &BTreeMap<IpNet, bool>, complete: bool) -> Result<()>;
 
     /// A word of `SERVICES`; 0 beyond its end.
     fn word(&self, index: u32) -> u64;

@@ -53,6 +53,8 @@ pub struct Orders {
     pub pods: PodRanges,
     /// Clients outside the cluster have something to dial.
     pub serves_outsiders: bool,
+    /// Some Service admits this node's pods by the addresses of their packets (`semantics.md` V-6).
+    pub judges_pods: bool,
 }
 
 /// The other end of [`follow`].
@@ -221,7 +223,7 @@ impl Packets {
 
     fn role(&self, device: &Device) -> Option<Role> {
         let role = device.role(&self.options.devices)?;
-        if self.options.from_pods {
+        if self.options.from_pods || self.watch.pods_dial {
             return Some(Role::Clients);
         }
         let is_idle = role == Role::Workloads && device.nature == Nature::Workload && !self.watch.is_on;
@@ -285,8 +287,10 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
         let more = tokio::select! {
             more = devices.changed() => more,
             more = ordered.orders.changed() => {
-                if let Some(Orders { pods, serves_outsiders }) = ordered.orders.borrow_and_update().clone() {
+                if let Some(Orders { pods, serves_outsiders, judges_pods }) = ordered.orders.borrow_and_update().clone()
+                {
                     packets.watch.serves_outsiders = Some(serves_outsiders);
+                    packets.watch.judges_pods = Some(judges_pods);
                     if let Err(error) = packets.set_pod_ranges(&pods) {
                         tracing::warn!(%error, "cannot tell the packet path which addresses are pods'");
                     }

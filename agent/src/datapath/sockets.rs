@@ -34,6 +34,10 @@ const ID_AT: usize = HEADER + 4;
 
 type Id = [u8; ID];
 
+/// TCP's state while a connection is being made, as a bit.
+const SYN_SENT: u32 = 1 << 2;
+const EVERY_STATE: u32 = u32::MAX;
+
 /// What a round of closing did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Closed {
@@ -57,8 +61,8 @@ pub struct Closer {
 struct Wanted {
     /// Protocol, address and port → the services that no longer lead there.
     backends: BTreeMap<(u8, Addr, u16), BTreeSet<u32>>,
-    /// Protocol, address and port → the service that has it now.
-    frontends: BTreeMap<(u8, Addr, u16), u32>,
+    /// Protocol, address and port → the service that has it now, and whether it met silence under that one too.
+    frontends: BTreeMap<(u8, Addr, u16), (u32, bool)>,
 }
 
 impl Closer {
@@ -92,9 +96,9 @@ impl Closer {
             let result = netns::within(&namespace, || {
                 let peer = |key: &PeerKey| peers.get(key, 0).ok();
                 let mut count = 0;
-                for proto in &protocols {
+                for (proto, states) in &protocols {
                     for family in [libc::AF_INET, libc::AF_INET6] {
-                        count += close_here(*proto, family, |key| wanted.names(key, peer, is_ours))?;
+                        count += close_here(*proto, family, *states, |key| wanted.names(key, peer, is_ours))?;
                     }
                 }
                 io::Result::Ok(count)
@@ -121,16 +125,25 @@ impl Wanted {
                         wanted.backends.entry((proto, addr, port)).or_default().insert(service);
                     }
                 }
-                Stale::Frontend { service, addr, port, proto } => {
-                    wanted.frontends.insert((proto, addr, port), service);
+                Stale::Frontend { service, was_silent, addr, port, proto } => {
+                    let entry = wanted.frontends.entry((proto, addr, port)).or_insert((service, was_silent));
+                    let same = entry.0 == service;
+                    *entry = (service, was_silent || (same && entry.1));
                 }
             }
         }
         wanted
     }
 
-    fn protocols(&self) -> BTreeSet<u8> {
-        self.backends.keys().chain(self.frontends.keys()).map(|(proto, ..)| *proto).collect()
+    /// The protocols, and in which states of theirs such sockets can be.
+    fn protocols(&self) -> BTreeMap<u8, u32> {
+        let mut protocols = BTreeMap::new();
+        for (proto, ..) in self.frontends.keys() {
+            // A TCP socket that met silence waits for an answer; most others need not even be listed.
+            protocols.insert(*proto, if *proto == proto::TCP { SYN_SENT } else { EVERY_STATE });
+        }
+        protocols.extend(self.backends.keys().map(|(proto, ..)| (*proto, EVERY_STATE)));
+        protocols
     }
 
     /// Whether a socket is meant. `peer` says what it dialled to get where it is connected to; `is_ours` whether it
@@ -146,7 +159,10 @@ impl Wanted {
         };
         let owner = self.frontends.get(&(key.proto, peer.addr, peer.port));
         left.is_some_and(|services| services.contains(&peer.service))
-            || owner.is_some_and(|owner| is_silent || (is_udp && *owner != peer.service))
+            || owner.is_some_and(|(owner, was_silent)| {
+                let is_anothers = *owner != peer.service;
+                if is_silent { *was_silent || is_anothers } else { is_udp && is_anothers }
+            })
     }
 }
 
@@ -155,14 +171,15 @@ fn is_discard(addr: &Addr) -> bool {
 }
 
 /// Closes the sockets of one protocol and family in this thread's network namespace that `is_wanted` names.
-fn close_here(proto: u8, family: i32, is_wanted: impl Fn(&PeerKey) -> bool) -> io::Result<usize> {
+fn close_here(proto: u8, family: i32, states: u32, is_wanted: impl Fn(&PeerKey) -> bool) -> io::Result<usize> {
     let mut closed = 0;
-    for id in list(proto, family)? {
+    for id in list(proto, family, states)? {
         if !is_wanted(&peer_key(&id, proto, family)) {
             continue;
         }
         let socket = open()?;
-        send(&socket, DESTROY, libc::NLM_F_ACK, family, proto, &id)?;
+        let request = Request { kind: DESTROY, flags: libc::NLM_F_ACK, family, proto, states: EVERY_STATE, id: &id };
+        send(&socket, &request)?;
         let mut buffer = [0; 512];
         let answer = receive(&socket, &mut buffer)?;
         match error_of(answer) {
@@ -196,14 +213,26 @@ fn open() -> io::Result<OwnedFd> {
     }
 }
 
-fn send(socket: &OwnedFd, kind: u16, flags: i32, family: i32, proto: u8, id: &Id) -> io::Result<()> {
+/// An `inet_diag_req_v2`.
+struct Request<'a> {
+    kind: u16,
+    flags: i32,
+    family: i32,
+    proto: u8,
+    /// One bit each.
+    states: u32,
+    id: &'a Id,
+}
+
+fn send(socket: &OwnedFd, request: &Request<'_>) -> io::Result<()> {
+    let Request { kind, flags, family, proto, states, id } = *request;
     let mut message = Vec::with_capacity(REQUEST);
     message.extend((REQUEST as u32).to_ne_bytes());
     message.extend(kind.to_ne_bytes());
     message.extend(((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
     message.extend([1, 0, 0, 0, 0, 0, 0, 0]); // sequence number, port
     message.extend([family as u8, proto, 0, 0]);
-    message.extend(u32::MAX.to_ne_bytes()); // every state
+    message.extend(states.to_ne_bytes());
     message.extend(id);
     // SAFETY: the message lives across the call.
     let sent = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
@@ -211,10 +240,24 @@ fn send(socket: &OwnedFd, kind: u16, flags: i32, family: i32, proto: u8, id: &Id
 }
 
 fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
-    // SAFETY: the buffer lives across the call.
-    let received = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-    let length = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    let length = uninterrupted(|| {
+        // SAFETY: the buffer lives across the call.
+        let received = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        usize::try_from(received).map_err(|_| io::Error::last_os_error())
+    })?;
     buffer.get(..length).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Tries an interrupted call again, a few times (K04).
+fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    const TRIES: usize = 10;
+    for _ in 1..TRIES {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+    call()
 }
 
 /// The errno of an NLMSG_ERROR; 0 is an acknowledgement.
@@ -223,10 +266,11 @@ fn error_of(message: &[u8]) -> Option<i32> {
     Some(-i32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// The ids of all sockets of one protocol and family.
-fn list(proto: u8, family: i32) -> io::Result<Vec<Id>> {
+/// The ids of the sockets of one protocol and family in those states.
+fn list(proto: u8, family: i32, states: u32) -> io::Result<Vec<Id>> {
     let socket = open()?;
-    send(&socket, BY_FAMILY, libc::NLM_F_DUMP, family, proto, &[0; ID])?;
+    let request = Request { kind: BY_FAMILY, flags: libc::NLM_F_DUMP, family, proto, states, id: &[0; ID] };
+    send(&socket, &request)?;
     let (mut found, mut buffer) = (Vec::new(), vec![0; 32 << 10]);
     loop {
         let mut rest = receive(&socket, &mut buffer)?;
@@ -246,12 +290,32 @@ fn list(proto: u8, family: i32) -> io::Result<Vec<Id>> {
 
 #[cfg(test)]
 mod tests {
-    use super::close_here;
+    use super::{EVERY_STATE, close_here, uninterrupted};
     use sheave_ebpf::{addr::Addr, proto};
     use std::{
         io::ErrorKind,
         net::{IpAddr, UdpSocket},
     };
+
+    #[test]
+    fn an_interrupted_listing_is_tried_again() {
+        for (id, interrupts, ends, expected) in [
+            ("K04 not interrupted", 0, Ok(7), Ok(7)),
+            ("K04 a few times", 9, Ok(7), Ok(7)),
+            ("K04 for ever", usize::MAX, Ok(7), Err(ErrorKind::Interrupted)),
+            ("K04 any other error", 0, Err(ErrorKind::PermissionDenied), Err(ErrorKind::PermissionDenied)),
+        ] {
+            let mut left = interrupts;
+            let result = uninterrupted(|| {
+                if left == 0 {
+                    return ends.map_err(Into::into);
+                }
+                left -= 1;
+                Err(ErrorKind::Interrupted.into())
+            });
+            assert_eq!(result.map_err(|error| error.kind()), expected, "{id}");
+        }
+    }
 
     /// Needs CAP_NET_ADMIN, as every test that closes foreign sockets does.
     #[test]
@@ -266,9 +330,9 @@ mod tests {
             }
             let addr = Addr::from(IpAddr::from([127, 0, 0, 1]));
             let wanted = |k: &super::PeerKey| k.addr == addr && k.port == peer.port().to_be() && k.cookie != 0;
-            assert_eq!(close_here(proto::UDP, family, wanted).unwrap(), 1, "{bind}");
+            assert_eq!(close_here(proto::UDP, family, EVERY_STATE, wanted).unwrap(), 1, "{bind}");
             assert_eq!(client.recv(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionAborted, "{bind}");
-            assert_eq!(close_here(proto::UDP, family, wanted).unwrap(), 0, "{bind}");
+            assert_eq!(close_here(proto::UDP, family, EVERY_STATE, wanted).unwrap(), 0, "{bind}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod checks;
 mod context;
+mod networks;
 mod snapshot;
 mod views;
 
@@ -28,6 +29,7 @@ use crate::{
     reconcile::{Reconciler, Work},
 };
 use checks::Checks;
+use networks::ServiceNetworks;
 pub use views::StatusInput;
 
 /// What the engine is told once.
@@ -39,6 +41,8 @@ pub struct EngineOptions {
     pub plan: PlanOptions,
     /// Where NodePorts answer.
     pub node_ports: NodePortAddresses,
+    /// Networks that ClusterIPs come from, beside those of the ServiceCIDRs.
+    pub service_cidrs: Vec<IpNet>,
 }
 
 /// State, plan and tables.
@@ -51,6 +55,7 @@ pub struct Engine<D> {
     interfaces: Vec<IpAddr>,
     context: NodeContext,
     checks: Checks,
+    networks: ServiceNetworks,
     dirty: BTreeSet<ServiceName>,
     /// For metrics.
     noted: Noted,
@@ -79,6 +84,7 @@ impl<D: Datapath> Engine<D> {
             interfaces: Vec::new(),
             context: NodeContext::default(),
             checks: Checks::default(),
+            networks: ServiceNetworks::new(),
             dirty: BTreeSet::new(),
             noted: Noted::default(),
             all_dirty: true,
@@ -92,7 +98,8 @@ impl<D: Datapath> Engine<D> {
 
     /// Takes in what a source tells; [`flush`](Self::flush) acts on it.
     pub fn update(&mut self, update: Update) {
-        let Changes { services, nodes, noted } = self.state.apply(update);
+        let Changes { services, nodes, service_cidrs, noted } = self.state.apply(update);
+        self.networks.is_dirty |= service_cidrs;
         self.dirty.extend(services);
         self.noted.add(noted);
         if nodes {
@@ -136,7 +143,9 @@ impl<D: Datapath> Engine<D> {
     /// Something failed and is to be tried again.
     #[must_use]
     pub fn is_behind(&self) -> bool {
-        !self.pending.is_empty() || !self.pending_unknown_ports.is_empty() || (self.state.is_synced() && self.prune_due)
+        !self.pending.is_empty()
+            || !self.pending_unknown_ports.is_empty()
+            || (self.state.is_synced() && (self.prune_due || self.networks.is_dirty))
     }
 
     /// What the next [`flush`](Self::flush) has to do; `None` = nothing, or nothing yet.
@@ -180,7 +189,7 @@ impl<D: Datapath> Engine<D> {
         if let Err(error) = self.reconciler.read() {
             tracing::warn!(%error, "cannot read the tables again; comparing with what is remembered");
         }
-        self.prune_due = true;
+        (self.prune_due, self.networks.is_dirty) = (true, true);
         self.pending.extend(self.tables.groups().map(|(key, _)| key.clone()));
         self.pending_unknown_ports.extend(self.tables.unknown_ports().map(|key| (key, true)));
     }
@@ -216,6 +225,12 @@ impl<D: Datapath> Engine<D> {
         };
         ranges.extend(self.context.pod_cidrs.iter().map(|net| (*net, true)));
         ranges
+    }
+
+    /// Some Service leaves it to the packet path which of this node's pods it admits.
+    #[must_use]
+    pub const fn judges_pods_by_packet(&self) -> bool {
+        self.tables.judges_pods_by_packet()
     }
 
     /// Clients outside the cluster have something to dial.
@@ -263,6 +278,7 @@ impl<D: Datapath> Engine<D> {
             dirty.into_iter().collect()
         };
         for name in services {
+            self.networks.update(&name, self.state.service(&name));
             let plans = self.state.service(&name).map_or_else(Vec::new, |service| {
                 group::plan(service, self.state.slices(&name), &self.context, &self.options.plan)
             });
@@ -296,6 +312,25 @@ impl<D: Datapath> Engine<D> {
                 self.is_failing |= !matches!(error, Error::NoSpace { .. });
                 tracing::debug!(%error, "cannot write the entry for an address's unknown ports; trying again");
                 self.pending_unknown_ports.insert(key, wanted);
+            }
+        }
+        self.write_networks();
+    }
+
+    /// After the frontends: an address that has one meets no silence on the way. Before the ServiceCIDRs are known,
+    /// those that a predecessor knew stay.
+    fn write_networks(&mut self) {
+        if !self.networks.is_dirty {
+            return;
+        }
+        let listed = self.state.service_cidrs();
+        let complete = listed.is_some();
+        let wanted = self.networks.wanted(&self.options.service_cidrs, listed);
+        match self.reconciler.datapath_mut().set_service_networks(&wanted, complete) {
+            Ok(()) => self.networks.is_dirty = false,
+            Err(error) => {
+                self.is_failing |= !matches!(error, Error::NoSpace { .. });
+                tracing::warn!(%error, "cannot write the networks that ClusterIPs come from; trying again");
             }
         }
     }

@@ -1,6 +1,8 @@
 //! The whole agent without a kernel: invariants 1 to 3 and 6 of the design, over tables that fail and agents that die.
 
 mod incremental;
+mod node;
+mod services;
 mod stale;
 mod views;
 
@@ -36,6 +38,7 @@ fn engine(fake: Fake) -> Engine<Fake> {
         node: OWN.into(),
         plan: PlanOptions { maglev_size: maglev::Size::TINY, ..PlanOptions::default() },
         node_ports: NodePortAddresses::primary(),
+        service_cidrs: vec![],
     };
     let mut engine = Engine::new(options, Reconciler::adopt(fake).unwrap());
     engine.set_interfaces(vec![IpAddr::from([192, 0, 2, 11]), IpAddr::from([127, 0, 0, 1])]);

@@ -5,10 +5,12 @@
 pub mod endpoint;
 pub mod node;
 pub mod service;
+mod service_cidr;
 pub mod state;
 pub mod topology;
 
 pub use endpoint::{Endpoint, EndpointSlice, SliceName, SlicePort};
 pub use node::Node;
 pub use service::{Algorithm, Family, Protocol, Service, ServiceName, ServicePort, ServiceType};
+pub use service_cidr::ServiceCidr;
 pub use state::{Changes, Noted, SliceChange, State, Update};

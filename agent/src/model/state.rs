@@ -5,10 +5,13 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
+
 use super::{
     endpoint::{EndpointSlice, SliceName},
     node::Node,
     service::{Family, Service, ServiceName},
+    service_cidr::ServiceCidr,
 };
 
 /// What a source tells. Complete lists come first, and again whenever a watch had to start over.
@@ -20,6 +23,8 @@ pub enum Update {
     Slices(Vec<EndpointSlice>),
     /// All Nodes there are.
     Nodes(Vec<Node>),
+    /// All ServiceCIDRs there are; none where the API does not know the kind.
+    ServiceCidrs(Vec<ServiceCidr>),
     /// A Service was added or changed.
     Service(Box<Service>),
     /// A Service was deleted.
@@ -32,6 +37,10 @@ pub enum Update {
     Node(Box<Node>),
     /// A Node was deleted.
     NodeGone(Arc<str>),
+    /// A ServiceCIDR was added or changed.
+    ServiceCidr(ServiceCidr),
+    /// A ServiceCIDR was deleted.
+    ServiceCidrGone(Arc<str>),
 }
 
 /// What an update touched.
@@ -41,6 +50,8 @@ pub struct Changes {
     pub services: BTreeSet<ServiceName>,
     /// Some Node changed: what depends on addresses, zones and CIDRs must be looked at again.
     pub nodes: bool,
+    /// Some ServiceCIDR changed, or they are known at last.
+    pub service_cidrs: bool,
     /// What metrics count.
     pub noted: Noted,
 }
@@ -80,13 +91,14 @@ impl Changes {
     pub fn merge(&mut self, other: Self) {
         self.services.extend(other.services);
         self.nodes |= other.nodes;
+        self.service_cidrs |= other.service_cidrs;
         self.noted.add(other.noted);
     }
 
     /// Nothing touched.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && !self.nodes
+        self.services.is_empty() && !self.nodes && !self.service_cidrs
     }
 }
 
@@ -99,6 +111,8 @@ pub struct State {
     /// Owner of every slice, since a slice may change its owner.
     owners: BTreeMap<SliceName, ServiceName>,
     nodes: BTreeMap<Arc<str>, Node>,
+    /// `None` = not known yet, and nothing else waits for them.
+    service_cidrs: Option<BTreeMap<Arc<str>, Vec<IpNet>>>,
     listed: [bool; 3],
 }
 
@@ -136,6 +150,12 @@ impl State {
         self.nodes.get(name)
     }
 
+    /// The networks that ClusterIPs come from, each once; `None` = not known yet (`semantics.md` 12.2).
+    #[must_use]
+    pub fn service_cidrs(&self) -> Option<BTreeSet<IpNet>> {
+        Some(self.service_cidrs.as_ref()?.values().flatten().copied().collect())
+    }
+
     /// Takes in what a source tells; says what that touched. An update that changes nothing touches nothing.
     pub fn apply(&mut self, update: Update) -> Changes {
         let mut changes = Changes::default();
@@ -146,6 +166,18 @@ impl State {
             Update::SliceGone(name) => self.remove_slice(&name, &mut changes),
             Update::Node(node) => self.put_node(*node, &mut changes),
             Update::NodeGone(name) => changes.nodes |= self.nodes.remove(&name).is_some(),
+            Update::ServiceCidr(ServiceCidr { name, networks }) => {
+                let known = self.service_cidrs.get_or_insert_default();
+                changes.service_cidrs |= known.insert(name, networks.clone()).as_ref() != Some(&networks);
+            }
+            Update::ServiceCidrGone(name) => {
+                changes.service_cidrs |= self.service_cidrs.as_mut().is_some_and(|known| known.remove(&name).is_some());
+            }
+            Update::ServiceCidrs(list) => {
+                let list = Some(list.into_iter().map(|cidr| (cidr.name, cidr.networks)).collect());
+                changes.service_cidrs |= self.service_cidrs != list;
+                self.service_cidrs = list;
+            }
             Update::Services(list) => {
                 let kept: BTreeSet<_> = list.iter().map(|s| s.name.clone()).collect();
                 for gone in self.services.keys().filter(|n| !kept.contains(*n)).cloned().collect::<Vec<_>>() {

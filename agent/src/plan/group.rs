@@ -6,7 +6,9 @@ use ipnet::IpNet;
 use sheave_ebpf::{
     addr::Addr,
     frontend::FrontendKey,
-    service::{Config, FLAG_EXTERNAL_LOCAL, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES},
+    service::{
+        Config, FLAG_EXTERNAL_LOCAL, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_PODS_BY_PACKET, FLAG_SOURCE_RANGES,
+    },
 };
 
 use super::{frontends, maglev, run};
@@ -71,6 +73,8 @@ pub struct PlanOptions {
     pub loopback_node_ports: bool,
     /// Unknown ports of a ClusterIP are refused (V-4).
     pub refuse_unknown_ports: bool,
+    /// There is a packet path, which can judge pods by their addresses where their sockets cannot say.
+    pub judge_pods_by_packet: bool,
 }
 
 impl Default for PlanOptions {
@@ -81,6 +85,7 @@ impl Default for PlanOptions {
             external_ips: ExternalIps::Allow,
             loopback_node_ports: true,
             refuse_unknown_ports: true,
+            judge_pods_by_packet: true,
         }
     }
 }
@@ -258,18 +263,25 @@ impl Group<'_> {
             if self.node.addresses.iter().any(|ip| source_ranges.iter().any(|range| range.contains(ip))) {
                 flags |= FLAG_HOST_ALLOWED;
             }
-            if self.pods_are_within(source_ranges) {
-                flags |= FLAG_PODS_ALLOWED;
-            }
+            flags |= self.pods(source_ranges);
         }
         Config::new(self.algorithm().number(), flags, self.service.affinity.unwrap_or(0))
     }
 
-    /// A socket has no address yet when it connects, so it is admitted only if every pod of this node would be.
-    fn pods_are_within(&self, source_ranges: &[IpNet]) -> bool {
+    /// A socket has no address yet when it connects, so its pod's is judged by the node's pod CIDRs: all are within the
+    /// ranges, or none is. Else the sockets are left alone, and their packets judged.
+    fn pods(&self, source_ranges: &[IpNet]) -> u32 {
         let merged = IpNet::aggregate(&source_ranges.to_vec());
-        let mut cidrs = self.node.pod_cidrs.iter().filter(|net| Family::of(net.addr()) == self.family).peekable();
-        cidrs.peek().is_some() && cidrs.all(|cidr| merged.iter().any(|range| range.contains(cidr)))
+        let cidrs = self.node.pod_cidrs.iter().filter(|net| Family::of(net.addr()) == self.family);
+        let cidrs: Vec<_> = cidrs.collect();
+        let within = |cidr: &IpNet| merged.iter().any(|range| range.contains(cidr));
+        let apart = |cidr: &IpNet| !merged.iter().any(|range| range.contains(cidr) || cidr.contains(range));
+        match cidrs.as_slice() {
+            [_, ..] if cidrs.iter().all(|cidr| within(cidr)) => FLAG_PODS_ALLOWED,
+            [_, ..] if cidrs.iter().all(|cidr| apart(cidr)) => 0,
+            _ if self.options.judge_pods_by_packet => FLAG_PODS_BY_PACKET,
+            _ => 0,
+        }
     }
 
     pub(super) fn load_balancer_ips(&self) -> impl Iterator<Item = IpAddr> {

@@ -5,8 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use sheave_ebpf::frontend::{
-    FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT,
+use sheave_ebpf::{
+    frontend::{
+        FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT,
+    },
+    service::FLAG_PODS_BY_PACKET,
 };
 
 use super::group::{GroupKey, GroupPlan};
@@ -25,6 +28,8 @@ pub struct Tables {
     unknown_ports: HashMap<FrontendKey, u32>,
     /// How many frontends are asked for that clients outside the cluster dial.
     for_outsiders: usize,
+    /// How many groups judge pods by their packets.
+    judging_packets: usize,
 }
 
 #[derive(Debug)]
@@ -111,6 +116,12 @@ impl Tables {
         self.for_outsiders > 0
     }
 
+    /// Some Service leaves it to the packet path which of this node's pods it admits.
+    #[must_use]
+    pub const fn judges_pods_by_packet(&self) -> bool {
+        self.judging_packets > 0
+    }
+
     /// Replaces the groups of a Service; no plans = the Service is gone or has no frontend.
     pub fn update(&mut self, service: &ServiceName, plans: Vec<GroupPlan>) -> Touched {
         let before = self.groups.remove(service).unwrap_or_default();
@@ -124,6 +135,9 @@ impl Tables {
             .map(|plan| Group { key: known(&plan).unwrap_or_else(|| Arc::new(plan.key.clone())), plan })
             .collect();
         after.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+
+        self.judging_packets -= before.iter().filter(|group| group.judges_packets()).count();
+        self.judging_packets += after.iter().filter(|group| group.judges_packets()).count();
 
         for old in &before {
             let new = find(&after, &old.key);
@@ -246,6 +260,10 @@ impl Group {
     fn claim(&self, kind: u32) -> Claim {
         let is_wish = kind != KIND_CLUSTER_IP;
         Claim { is_wish, created: self.plan.created, group: self.key.clone(), kind }
+    }
+
+    const fn judges_packets(&self) -> bool {
+        self.plan.config.flags() & FLAG_PODS_BY_PACKET != 0
     }
 
     fn asks_for_what_is_not_in(&self, other: Option<&GroupPlan>) -> impl Iterator<Item = (FrontendKey, u32)> {

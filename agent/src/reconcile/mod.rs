@@ -249,7 +249,7 @@ impl<D: Datapath> Reconciler<D> {
         self.datapath
     }
 
-    /// The tables, for tests that stir them.
+    /// The tables.
     pub const fn datapath_mut(&mut self) -> &mut D {
         &mut self.datapath
     }

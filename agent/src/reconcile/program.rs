@@ -7,8 +7,8 @@ use sheave_ebpf::{
     frontend::{Frontend, FrontendKey, KIND_LOOPBACK},
     maps, meta, proto,
     service::{
-        ALGORITHM_MAGLEV, Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES, VERDICT_DROP,
-        VERDICT_REJECT, Word, config_index, word_index,
+        ALGORITHM_MAGLEV, Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_PODS_BY_PACKET, FLAG_SOURCE_RANGES,
+        VERDICT_DROP, VERDICT_REJECT, Word, config_index, word_index,
     },
     source_range::{SERVICE_BITS, SourceRange},
 };
@@ -174,7 +174,7 @@ impl<D: Datapath> Reconciler<D> {
                 self.forgetful.insert(group.id); // switched on again it starts empty (`semantics.md` 8.1)
             }
             if admits_more(group.config, config) {
-                self.stale.extend(group.frontends.iter().map(|key| dialled_before(key, group.id)));
+                self.stale.extend(group.frontends.iter().map(|key| dialled_before(key, group.id, true)));
             }
             group.config = config;
         }
@@ -287,7 +287,7 @@ impl<D: Datapath> Reconciler<D> {
             }
             group.words[index] = words[index];
             if old.verdict() == VERDICT_DROP {
-                self.stale.extend(group.frontends.iter().map(|key| dialled_before(key, group.id)));
+                self.stale.extend(group.frontends.iter().map(|key| dialled_before(key, group.id, true)));
             }
             // A run still wanted by a later scope is in `words`.
             let mut named = group.words.to_vec();
@@ -341,8 +341,8 @@ impl<D: Datapath> Reconciler<D> {
         }
         self.datapath.put_frontend(key, &value)?;
         let replaced = self.frontends.insert(*key, value);
-        if key.proto == proto::UDP && value.kind != KIND_LOOPBACK && replaced != Some(value) {
-            self.stale.push(dialled_before(key, value.service));
+        if matches!(key.proto, proto::TCP | proto::UDP) && value.kind != KIND_LOOPBACK && replaced != Some(value) {
+            self.stale.push(dialled_before(key, value.service, false));
         }
         self.unknown_ports += usize::from(value == UNKNOWN_PORT);
         self.unknown_ports -= usize::from(replaced == Some(UNKNOWN_PORT));
@@ -451,13 +451,14 @@ impl<D: Datapath> Reconciler<D> {
 /// Whether somebody may be let in who waits in silence outside the source ranges.
 const fn admits_more(old: Config, new: Config) -> bool {
     let (old, new) = (old.flags(), new.flags());
-    new & !old & (FLAG_HOST_ALLOWED | FLAG_PODS_ALLOWED) != 0 || old & !new & FLAG_SOURCE_RANGES != 0
+    new & !old & (FLAG_HOST_ALLOWED | FLAG_PODS_ALLOWED | FLAG_PODS_BY_PACKET) != 0
+        || old & !new & FLAG_SOURCE_RANGES != 0
 }
 
-/// Sockets that met something else here than `service`.
-fn dialled_before(key: &FrontendKey, service: u32) -> Stale {
+/// Sockets that met something else here than `service`, or its silence.
+fn dialled_before(key: &FrontendKey, service: u32, was_silent: bool) -> Stale {
     let FrontendKey { addr, port, proto, zero: _ } = *key;
-    Stale::Frontend { service, addr, port, proto }
+    Stale::Frontend { service, was_silent, addr, port, proto }
 }
 
 fn wanted_ranges(service: u32, ranges: &[IpNet]) -> impl Iterator<Item = RangeKey> {

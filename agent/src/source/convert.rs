@@ -5,6 +5,7 @@
 
 mod node;
 mod service;
+mod service_cidr;
 mod slice;
 
 #[cfg(test)]
@@ -12,9 +13,9 @@ pub(crate) mod fixtures;
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::{api::core::v1 as core, api::discovery::v1 as discovery};
+use k8s_openapi::{api::core::v1 as core, api::discovery::v1 as discovery, api::networking::v1 as networking};
 
-use crate::model::{EndpointSlice, Node, Protocol, Service, ServiceName, SliceName};
+use crate::model::{EndpointSlice, Node, Protocol, Service, ServiceCidr, ServiceName, SliceName};
 
 /// What the operator chose about whose Services are ours.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,6 +70,12 @@ pub fn default_slice(api: &mut discovery::EndpointSlice) {
 #[must_use]
 pub fn node(api: &core::Node) -> Option<Converted<Node>> {
     node::convert(api)
+}
+
+/// `None` only when it has no name.
+#[must_use]
+pub fn service_cidr(api: &networking::ServiceCIDR) -> Option<Converted<ServiceCidr>> {
+    service_cidr::convert(api)
 }
 
 /// Collects sentences about one object.

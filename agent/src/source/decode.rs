@@ -4,7 +4,7 @@
 use std::{fmt, sync::Arc};
 
 use k8s_openapi::{
-    api::{core::v1 as core, discovery::v1 as discovery},
+    api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
     serde::de::DeserializeOwned,
 };
@@ -14,7 +14,7 @@ use super::{
     convert::{self, ConvertOptions, Converted},
     intern::intern,
 };
-use crate::model::{EndpointSlice, Node, Service, ServiceName, SliceName, Update, service::NoFrontend};
+use crate::model::{EndpointSlice, Node, Service, ServiceCidr, ServiceName, SliceName, Update, service::NoFrontend};
 
 /// The kinds of objects that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,11 +25,13 @@ pub enum Kind {
     Slice,
     /// v1 Node.
     Node,
+    /// networking.k8s.io/v1 ServiceCIDR, Kubernetes 1.33.
+    ServiceCidr,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Service, Self::Slice, Self::Node];
+    pub const ALL: [Self; 4] = [Self::Service, Self::Slice, Self::Node, Self::ServiceCidr];
 
     /// The API's name.
     pub const fn name(self) -> &'static str {
@@ -37,6 +39,7 @@ impl Kind {
             Self::Service => "Service",
             Self::Slice => "EndpointSlice",
             Self::Node => "Node",
+            Self::ServiceCidr => "ServiceCIDR",
         }
     }
 
@@ -44,6 +47,14 @@ impl Kind {
         match self {
             Self::Service | Self::Node => "v1",
             Self::Slice => "discovery.k8s.io/v1",
+            Self::ServiceCidr => "networking.k8s.io/v1",
+        }
+    }
+
+    const fn has_namespace(self) -> bool {
+        match self {
+            Self::Service | Self::Slice => true,
+            Self::Node | Self::ServiceCidr => false,
         }
     }
 
@@ -65,6 +76,8 @@ pub enum Key {
     Slice(SliceName),
     /// A Node.
     Node(Arc<str>),
+    /// A ServiceCIDR.
+    ServiceCidr(Arc<str>),
 }
 
 impl Key {
@@ -77,6 +90,7 @@ impl Key {
             Kind::Service => Self::Service(ServiceName { namespace: namespace()?, name }),
             Kind::Slice => Self::Slice(SliceName { namespace: namespace()?, name }),
             Kind::Node => Self::Node(name),
+            Kind::ServiceCidr => Self::ServiceCidr(name),
         })
     }
 
@@ -86,6 +100,7 @@ impl Key {
             Self::Service(name) => Update::ServiceGone(name),
             Self::Slice(name) => Update::SliceGone(name),
             Self::Node(name) => Update::NodeGone(name),
+            Self::ServiceCidr(name) => Update::ServiceCidrGone(name),
         }
     }
 }
@@ -96,6 +111,7 @@ impl fmt::Display for Key {
             Self::Service(name) => write!(f, "Service {name}"),
             Self::Slice(SliceName { namespace, name }) => write!(f, "EndpointSlice {namespace}/{name}"),
             Self::Node(name) => write!(f, "Node {name}"),
+            Self::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
         }
     }
 }
@@ -109,6 +125,8 @@ pub enum Object {
     Slice(EndpointSlice),
     /// A Node.
     Node(Node),
+    /// A ServiceCIDR.
+    ServiceCidr(ServiceCidr),
 }
 
 impl Object {
@@ -118,6 +136,7 @@ impl Object {
             Self::Service(service) => Update::Service(Box::new(service)),
             Self::Slice(slice) => Update::Slice(Box::new(slice)),
             Self::Node(node) => Update::Node(Box::new(node)),
+            Self::ServiceCidr(cidr) => Update::ServiceCidr(cidr),
         }
     }
 }
@@ -128,6 +147,7 @@ pub struct Lists {
     services: Vec<Service>,
     slices: Vec<EndpointSlice>,
     nodes: Vec<Node>,
+    service_cidrs: Vec<ServiceCidr>,
 }
 
 impl Lists {
@@ -137,6 +157,7 @@ impl Lists {
             Object::Service(service) => self.services.push(service),
             Object::Slice(slice) => self.slices.push(slice),
             Object::Node(node) => self.nodes.push(node),
+            Object::ServiceCidr(cidr) => self.service_cidrs.push(cidr),
         }
     }
 
@@ -146,6 +167,7 @@ impl Lists {
             Kind::Service => Update::Services(std::mem::take(&mut self.services)),
             Kind::Slice => Update::Slices(std::mem::take(&mut self.slices)),
             Kind::Node => Update::Nodes(std::mem::take(&mut self.nodes)),
+            Kind::ServiceCidr => Update::ServiceCidrs(std::mem::take(&mut self.service_cidrs)),
         }
     }
 }
@@ -177,12 +199,12 @@ pub struct Decoded {
 pub fn decode(kind: Kind, mut object: Value, origin: Origin, options: &ConvertOptions) -> Result<Decoded, String> {
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("managedFields"); // often the larger half of an object, and never of use here
-        if origin == Origin::File && kind != Kind::Node {
+        if origin == Origin::File && kind.has_namespace() {
             metadata.entry("namespace").or_insert_with(|| "default".into());
         }
     }
     let key = Key::of(kind, &object).ok_or_else(|| {
-        let what = if kind == Kind::Node { "metadata.name" } else { "metadata.name and metadata.namespace" };
+        let what = if kind.has_namespace() { "metadata.name and metadata.namespace" } else { "metadata.name" };
         format!("A {} has no {what}, so it is ignored.", kind.name())
     })?;
     let slice = |mut api: discovery::EndpointSlice| {
@@ -201,6 +223,8 @@ pub fn decode(kind: Kind, mut object: Value, origin: Origin, options: &ConvertOp
         }
         Kind::Slice => typed(object).map(slice),
         Kind::Node => typed::<core::Node>(object).map(|api| convert::node(&api).map(map(Object::Node))),
+        Kind::ServiceCidr => typed::<networking::ServiceCIDR>(object)
+            .map(|api| convert::service_cidr(&api).map(map(Object::ServiceCidr))),
     };
     Ok(attempt.map_or_else(|why| malformed(&key, &why, options), decoded))
 }
@@ -223,7 +247,7 @@ fn malformed(key: &Key, why: &str, options: &ConvertOptions) -> Decoded {
                 Object::Service(Service { no_frontend: Some(NoFrontend::Invalid(why.into())), ..service.value })
             })
         }
-        Key::Slice(_) | Key::Node(_) => None,
+        Key::Slice(_) | Key::Node(_) | Key::ServiceCidr(_) => None,
     };
     let problem = format!("{key} is malformed, so it is ignored: {why}.");
     Decoded { key: key.clone(), object: service, problems: vec![problem] }
@@ -239,7 +263,7 @@ mod tests {
         let decoded = decode(kind, object, Origin::Server, &ConvertOptions::default()).expect(id);
         let is_served = match &decoded.object {
             Some(Object::Service(service)) => service.no_frontend.is_none(),
-            Some(Object::Slice(_) | Object::Node(_)) => true,
+            Some(Object::Slice(_) | Object::Node(_) | Object::ServiceCidr(_)) => true,
             None => false,
         };
         assert_eq!(is_served, served, "{id}: {decoded:?}");
@@ -277,6 +301,11 @@ mod tests {
             false,
             Some("Node n1 is malformed"),
         );
+        let meta = json!({"name": "kubernetes"});
+        let cidr = |cidrs: &[&str]| json!({"metadata": meta, "spec": {"cidrs": cidrs}});
+        check("service networks", Kind::ServiceCidr, cidr(&["10.96.0.0/16", "2001:db8:f::/112"]), true, None);
+        check("no network", Kind::ServiceCidr, cidr(&["10.96.0.0/99"]), true, Some("is no network, so it is ignored"));
+        check("every address", Kind::ServiceCidr, cidr(&["0.0.0.0/0"]), true, Some("is every address"));
         let nameless =
             decode(Kind::Service, json!({"metadata": {"name": 7}}), Origin::Server, &ConvertOptions::default());
         assert_eq!(

@@ -38,7 +38,7 @@ pub struct Access {
     pub metrics: Metrics,
 }
 
-/// Starts to watch Services, EndpointSlices and Nodes. An API server that is away is waited for.
+/// Starts to watch Services, EndpointSlices, Nodes and ServiceCIDRs. An API server that is away is waited for.
 /// What is returned may tell events.
 ///
 /// # Errors
@@ -63,7 +63,7 @@ pub async fn start(access: Access, options: &ConvertOptions, events: Sender) -> 
 /// What is wrong with a watch that has just begun.
 const WAITING: &str = "The first lists have not all arrived yet.";
 
-/// What the three watches share.
+/// What the watches share.
 pub struct Cluster {
     access: Access,
     servers: Mutex<Servers>,

@@ -16,7 +16,7 @@ use kube::{
 };
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::time::{error::Elapsed, timeout};
+use tokio::time::{error::Elapsed, sleep, timeout};
 
 use super::{
     convert::ConvertOptions,
@@ -35,6 +35,8 @@ const SILENCE: Duration = Duration::from_secs(90);
 const LIST_SILENCE: Duration = Duration::from_secs(30);
 /// The server ends a watch after this time, and up to a quarter more, so that clients spread over its replicas again.
 const WATCH: Duration = Duration::from_secs(230);
+/// Until a server that does not know a kind is asked for it again.
+const UNKNOWN_KIND: Duration = Duration::from_secs(300);
 /// Objects a page, where the server cannot stream lists.
 const PAGE: u32 = 500;
 /// Marks the bookmark that ends a streamed list (Kubernetes 1.27).
@@ -76,6 +78,7 @@ impl Watch {
                 ("/apis/discovery.k8s.io/v1/endpointslices", Some("!service.kubernetes.io/headless".to_owned())) // SK-7
             }
             (Kind::Node, _) => ("/api/v1/nodes", None),
+            (Kind::ServiceCidr, _) => ("/apis/networking.k8s.io/v1/servicecidrs", None),
         };
         Self { kind, path, labels, options, cluster, report, pace: Pace::default(), version: None, streams: true }
     }
@@ -88,6 +91,10 @@ impl Watch {
             match self.session(&server.client).await {
                 Ok(()) => self.pace.succeeded(),
                 Err(Failure::Refused(status)) if self.is_ordinary(&status) => {}
+                Err(Failure::Refused(status)) if self.is_unknown_kind(&status) => {
+                    self.listed(Listed::default(), None);
+                    sleep(UNKNOWN_KIND).await;
+                }
                 Err(failure) => {
                     self.pace.failed();
                     self.cluster.failed(self.kind, &server, &failure).await;
@@ -106,6 +113,11 @@ impl Watch {
         // Kubernetes before 1.27, or with the feature off, refuses streamed lists as invalid.
         let without_streams = self.version.is_none() && matches!(status.code, 400 | 422);
         without_streams && std::mem::take(&mut self.streams)
+    }
+
+    /// Whether the server does not know what is asked for, and need not. It may be replaced by a newer one.
+    fn is_unknown_kind(&self, status: &Status) -> bool {
+        self.kind == Kind::ServiceCidr && self.version.is_none() && status.code == 404
     }
 
     /// One list or watch, until it ends.

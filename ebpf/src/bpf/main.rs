@@ -17,6 +17,7 @@ mod icmp;
 mod maps;
 mod nat;
 mod packet;
+mod pick;
 mod refuse;
 mod select;
 mod skb;

@@ -4,7 +4,7 @@
 
 use aya_ebpf::{
     EbpfContext as _, Global,
-    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, bpf_sock},
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock},
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SkStorage, lpm_trie::Key},
     helpers::{bpf_get_netns_cookie, bpf_sk_storage_get},
     macros::btf_map,
@@ -24,7 +24,7 @@ use sheave_ebpf::{
     meta,
     names::ServiceName,
     service::{Config, Scope, WORDS_PER_SERVICE, Word, config_index, word_index},
-    socket::{Peer, PeerKey, SocketState},
+    socket::{Peer, PeerKey, PickKey, SocketState},
     source_range::{FULL_BITS, SourceRange},
 };
 
@@ -52,6 +52,8 @@ static AFFINITY: LruHashMap<AffinityKey, u64, 65_536> = LruHashMap::new();
 static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 #[btf_map]
 static PEERS: LruHashMap<PeerKey, Peer, 65_536> = LruHashMap::new();
+#[btf_map]
+static PICKS: LruHashMap<PickKey, u64, 16_384> = LruHashMap::new();
 #[btf_map]
 static SOURCE_RANGES: LpmTrie<SourceRange, u32, 65_536> = LpmTrie::new();
 #[btf_map]
@@ -89,7 +91,7 @@ static BIND_PROTECTION: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static DISCARD: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
-static HAS_SERVICE_CIDRS: Global<u32> = Global::new(0);
+static MPTCP: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TRACK_TCP: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
@@ -125,7 +127,7 @@ switches! {
     loopback_node_ports: LOOPBACK_NODE_PORTS;
     bind_protection: BIND_PROTECTION;
     has_discard: DISCARD;
-    has_service_cidrs: HAS_SERVICE_CIDRS;
+    has_mptcp: MPTCP;
     track_tcp: TRACK_TCP;
     masquerade_all: MASQUERADE_ALL;
     detect_pods: DETECT_PODS;
@@ -242,6 +244,17 @@ pub fn remove_peer(key: &PeerKey) {
     let _missing = PEERS.remove(key);
 }
 
+/// The backend id that a socket sent to when it last used a service.
+#[inline(always)]
+pub fn pick(key: &PickKey) -> Option<u32> {
+    PICKS.get_ptr(key).map(|id| unsafe { *id } as u32)
+}
+
+#[inline(always)]
+pub fn insert_pick(key: &PickKey, id: u32) -> Result<(), i32> {
+    PICKS.insert(key, &u64::from(id), 0)
+}
+
 #[inline(always)]
 pub fn in_source_ranges(range: &SourceRange) -> bool {
     SOURCE_RANGES.get(&Key::new(FULL_BITS, *range)).is_some()
@@ -249,7 +262,7 @@ pub fn in_source_ranges(range: &SourceRange) -> bool {
 
 #[inline(always)]
 pub fn in_service_cidrs(addr: &Addr) -> bool {
-    SERVICE_CIDRS.get(&Key::new(128, *addr)).is_some()
+    SERVICE_CIDRS.get(&Key::new(128, *addr)).is_some_and(|silent| *silent == 1)
 }
 
 #[inline(always)]
@@ -257,23 +270,22 @@ pub fn counter(index: u32) -> Option<*mut u64> {
     COUNTERS.get_ptr_mut(index)
 }
 
-/// The socket's state, or null.
+/// The socket's state, or null. aya-ebpf's wrappers take the socket of a `SockAddrContext` only.
 #[inline(always)]
-pub fn state(ctx: &SockAddrContext) -> *mut SocketState {
-    unsafe { SOCKETS.get_ptr_mut(ctx) }
+pub fn state(sock: *mut bpf_sock) -> *mut SocketState {
+    storage(sock, ptr::null_mut(), 0)
 }
 
 /// The socket's state, made from `initial` where there is none; null when memory is short.
 #[inline(always)]
-pub fn state_or(ctx: &SockAddrContext, initial: &mut SocketState) -> *mut SocketState {
-    unsafe { SOCKETS.get_or_insert_ptr_mut(ctx, Some(initial)) }
+pub fn state_or(sock: *mut bpf_sock, initial: &mut SocketState) -> *mut SocketState {
+    storage(sock, initial, BPF_SK_STORAGE_GET_F_CREATE.into())
 }
 
-/// The state of the socket that is the context. aya-ebpf's wrapper takes a `SockAddrContext` only.
 #[inline(always)]
-pub fn state_of(sock: *mut bpf_sock) -> *mut SocketState {
+fn storage(sock: *mut bpf_sock, initial: *mut SocketState, flags: u64) -> *mut SocketState {
     let map = ptr::from_ref(&SOCKETS).cast_mut().cast();
-    unsafe { bpf_sk_storage_get(map, sock.cast(), ptr::null_mut(), 0).cast() }
+    unsafe { bpf_sk_storage_get(map, sock.cast(), initial.cast(), flags).cast() }
 }
 
 /// Pointer to an entry. Copy the entry at once; `seen` may be written through it, whole.

@@ -2,14 +2,15 @@
 //! would select between two pointers, and the verifier refuses to dereference such a context pointer.
 #![expect(clippy::undocumented_unsafe_blocks, reason = "every block reads or writes one field of the live context")]
 
+use crate::maps;
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{bpf_sock, bpf_sock_addr},
-    helpers::{bpf_get_socket_cookie, bpf_set_retval},
+    helpers::{bpf_get_socket_cookie, bpf_set_retval, bpf_skc_to_mptcp_sock},
     programs::SockAddrContext,
 };
 use core::ptr::{read_volatile as read, write_volatile as write};
-use sheave_ebpf::{addr::Addr, discard};
+use sheave_ebpf::{addr::Addr, discard, proto};
 
 type Raw = *mut bpf_sock_addr;
 
@@ -106,10 +107,33 @@ pub fn cookie(ctx: &SockAddrContext) -> u64 {
     unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
 }
 
+/// The socket of the context.
+#[inline(always)]
+pub fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
+    unsafe { (*ctx.sock_addr).__bindgen_anon_1.sk }
+}
+
+/// The MPTCP socket that the kernel connects a subflow for; null where there is none. An application holds, asks and
+/// closes that one, and for a subflow `sock_release` never runs.
+#[inline(always)]
+pub fn mptcp(ctx: &SockAddrContext) -> *mut bpf_sock {
+    if maps::has_mptcp() && protocol(ctx) == proto::TCP {
+        return unsafe { bpf_skc_to_mptcp_sock(socket(ctx).cast()).cast() };
+    }
+    core::ptr::null_mut()
+}
+
+/// Whether the socket has a peer. `connect(AF_UNSPEC)` takes it away, and no program runs then.
+#[inline(always)]
+pub fn is_connected(ctx: &SockAddrContext) -> bool {
+    // VERIFIER: all four bytes; before Linux 5.18 the field had them, and it is in its first two since.
+    unsafe { read((&raw const (*socket(ctx)).dst_port).cast::<u32>()) != 0 }
+}
+
 /// The address that the socket is bound to; `None` when it is not.
 #[inline(always)]
 pub fn source<F: Family>(ctx: &SockAddrContext) -> Option<Addr> {
-    let sk = unsafe { (*ctx.sock_addr).__bindgen_anon_1.sk };
+    let sk = socket(ctx);
     if sk.is_null() {
         return None;
     }
@@ -127,7 +151,7 @@ pub const FAIL: i32 = 0;
 #[inline(always)]
 pub fn fail(errno: i32) -> i32 {
     // VERIFIER: behind a constant, so that kernels before 5.18 never see the call.
-    if crate::maps::has_set_retval() {
+    if maps::has_set_retval() {
         unsafe { bpf_set_retval(-errno) };
     }
     FAIL

@@ -1,22 +1,25 @@
 //! The socket path: what a process dials is turned into a backend, and what it sees is turned back.
 use crate::{
-    atomic, count, maps, select,
+    atomic, count, maps, pick, select,
     sock_addr::{self, Family, GO_ON, fail},
     watch,
 };
-use aya_ebpf::programs::{SockAddrContext, SockContext};
+use aya_ebpf::{
+    bindings::bpf_sock,
+    programs::{SockAddrContext, SockContext},
+};
 use sheave_ebpf::{
     addr::Addr,
     affinity::{AffinityKey, CLIENT_NETNS},
-    backend::{Backend, NO_BACKEND, RETIRED},
+    backend::{Backend, NO_BACKEND},
     counter::Counter,
     frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_UNKNOWN_PORT},
     proto,
     service::{
-        Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP, VERDICT_FORWARD,
-        VERDICT_REJECT, Word, word_index,
+        Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_PODS_BY_PACKET, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP,
+        VERDICT_FORWARD, VERDICT_REJECT, Word, word_index,
     },
-    socket::{CONNECTED, HAS_PEERS, NO_SERVICE, Peer, PeerKey, SocketState},
+    socket::{CONNECTED, HAS_PEERS, NO_PICK, NO_SERVICE, Peer, PeerKey, SocketState},
     source_range::SourceRange,
 };
 
@@ -40,12 +43,17 @@ enum Route {
 #[inline(always)]
 pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     let key = dialled::<F>(ctx);
+    let mptcp = sock_addr::mptcp(ctx);
+    let socket = if mptcp.is_null() { sock_addr::socket(ctx) } else { mptcp };
     match route::<F>(ctx, &key) {
         // A UDP socket stays with whom it was connected to before.
         Route::Refused => fail(ECONNREFUSED),
         Route::Untouched => {
-            forget(ctx);
-            forget_promise(ctx, &key);
+            // A further path of an MPTCP connection goes straight to the backend, and ends nothing.
+            if mptcp.is_null() {
+                forget(socket);
+                forget_promise(ctx, maps::state(socket), &key);
+            }
             GO_ON
         }
         Route::Silent { service } => {
@@ -55,7 +63,7 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
             let discard = sock_addr::discard_for(&key.addr);
             // The agent closes sockets that wait here when there is somebody to talk to.
             let peers = promise(ctx, &key, service, &discard, key.port);
-            remember(ctx, &key, NO_BACKEND, peers);
+            remember(socket, &key, NO_BACKEND, peers);
             F::set_addr(ctx.sock_addr, &discard);
             GO_ON
         }
@@ -63,7 +71,7 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
             let chosen = select::backend(word, config, &client, select::random());
             let Some((id, backend)) = chosen.and_then(|id| Some((id, maps::backend(id)?))) else {
                 watch::not_sent(&key, Counter::SocketBroken, service);
-                forget(ctx);
+                forget(socket);
                 return GO_ON;
             };
             let peers = if key.proto == proto::UDP || maps::track_tcp() {
@@ -71,7 +79,7 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
             } else {
                 0
             };
-            remember(ctx, &key, id, peers);
+            remember(socket, &key, id, peers);
             redirect::<F>(ctx, backend);
             watch::sent(&key, Counter::SocketConnect, backend);
             GO_ON
@@ -83,9 +91,13 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
 #[inline(always)]
 pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
     let key = dialled::<F>(ctx);
+    let mut state = maps::state(sock_addr::socket(ctx));
+    if !state.is_null() && !sock_addr::is_connected(ctx) {
+        uncount(state); // connect(AF_UNSPEC) ran no program
+    }
     match route::<F>(ctx, &key) {
         Route::Untouched => {
-            forget_promise(ctx, &key);
+            forget_promise(ctx, state, &key);
             GO_ON
         }
         Route::Refused => fail(ECONNREFUSED),
@@ -97,11 +109,13 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
             GO_ON
         }
         Route::Run { service, scope, word, config, client } => {
-            let mut initial =
-                SocketState { addr: Addr { words: [0; 4] }, port: 0, flags: 0, backend: NO_BACKEND, pick: u64::MAX };
-            let state = maps::state_or(ctx, &mut initial);
+            if state.is_null() {
+                let mut initial =
+                    SocketState { addr: Addr { words: [0; 4] }, port: 0, flags: 0, backend: NO_BACKEND, pick: NO_PICK };
+                state = maps::state_or(sock_addr::socket(ctx), &mut initial);
+            }
             let flow = word_index(service, scope);
-            let known = kept(state, flow, service);
+            let known = pick::kept(ctx, state, flow, service);
             let chosen = match known {
                 Some(id) => Some(id),
                 None => select::backend(word, config, &client, select::random()),
@@ -114,11 +128,9 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
             if state.is_null() {
                 count::bump(Counter::SocketNoStorage);
             } else {
-                // SAFETY: storage outlives this run; each store is whole, and both are idempotent between threads.
-                unsafe {
-                    (*state).pick = u64::from(flow) << 32 | u64::from(id);
-                    (*state).flags |= peers;
-                }
+                pick::keep(ctx, state, flow, id);
+                // SAFETY: storage outlives this run; the store is whole, and idempotent between threads.
+                unsafe { (*state).flags |= peers }
             }
             redirect::<F>(ctx, backend);
             // Told once, not with every datagram.
@@ -135,7 +147,7 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
 /// The source of a received datagram becomes what the socket dialled to get there.
 #[inline(always)]
 pub fn recvmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
-    let state = maps::state(ctx);
+    let state = maps::state(sock_addr::socket(ctx));
     if state.is_null() {
         return GO_ON;
     }
@@ -165,7 +177,7 @@ pub fn recvmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
 /// The peer becomes what the socket dialled (case 13).
 #[inline(always)]
 pub fn getpeername<F: Family>(ctx: &SockAddrContext) -> i32 {
-    let state = maps::state(ctx);
+    let state = maps::state(sock_addr::socket(ctx));
     // SAFETY: storage outlives this run.
     if !state.is_null() && unsafe { (*state).flags } & CONNECTED != 0 {
         show_connected::<F>(ctx, state);
@@ -176,7 +188,7 @@ pub fn getpeername<F: Family>(ctx: &SockAddrContext) -> i32 {
 /// The last close: the backend has a connection less.
 #[inline(always)]
 pub fn release(ctx: &SockContext) -> i32 {
-    let state = maps::state_of(ctx.sock);
+    let state = maps::state(ctx.sock);
     if !state.is_null() {
         uncount(state);
     }
@@ -209,7 +221,7 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
         return Route::Untouched;
     }
     let Some(frontend) = lookup(key, host) else {
-        if maps::has_service_cidrs() && is_transport(key.proto) && maps::in_service_cidrs(&key.addr) {
+        if is_transport(key.proto) && maps::in_service_cidrs(&key.addr) {
             watch::not_sent(key, Counter::SocketUnknownAddress, NO_SERVICE);
             return Route::Silent { service: NO_SERVICE }; // V-5
         }
@@ -220,12 +232,15 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
         return Route::Refused;
     }
     let config = maps::config(frontend.service);
-    if frontend.kind == KIND_LOAD_BALANCER
-        && config.flags() & FLAG_SOURCE_RANGES != 0
-        && !is_admitted::<F>(ctx, frontend.service, config, host)
-    {
-        watch::not_sent(key, Counter::SocketSourceRange, frontend.service);
-        return Route::Silent { service: frontend.service }; // V-6: before everything else, and silent
+    if frontend.kind == KIND_LOAD_BALANCER && config.flags() & FLAG_SOURCE_RANGES != 0 {
+        match admission::<F>(ctx, frontend.service, config, host) {
+            Admission::Granted => {}
+            Admission::ByPacket => return Route::Untouched,
+            Admission::Denied => {
+                watch::not_sent(key, Counter::SocketSourceRange, frontend.service);
+                return Route::Silent { service: frontend.service }; // V-6: before everything else, and silent
+            }
+        }
     }
     let scope = if frontend.kind == KIND_CLUSTER_IP { Scope::Cluster } else { Scope::Inside };
     let Some(word) = maps::word(frontend.service, scope) else {
@@ -279,32 +294,27 @@ fn lookup(key: &FrontendKey, host: bool) -> Option<Frontend> {
     maps::frontend(&FrontendKey { addr: key.addr, port: 0, proto: 0, zero: 0 })
 }
 
-/// loadBalancerSourceRanges at a socket: by its address when it is bound, else by where it lives (`semantics.md` F22).
-#[inline(always)]
-fn is_admitted<F: Family>(ctx: &SockAddrContext, service: u32, config: Config, host: bool) -> bool {
-    if let Some(addr) = sock_addr::source::<F>(ctx) {
-        return maps::in_source_ranges(&SourceRange { service: service.to_be(), addr });
-    }
-    let flag = if host { FLAG_HOST_ALLOWED } else { FLAG_PODS_ALLOWED };
-    config.flags() & flag != 0
+/// What loadBalancerSourceRanges say of a socket.
+enum Admission {
+    Granted,
+    Denied,
+    /// Its pod's device will tell.
+    ByPacket,
 }
 
-/// The backend of this socket's earlier datagrams to the same frontend, while it serves (`semantics.md` 10.1).
+/// By the socket's address when it is bound, else by where it lives (`semantics.md` F22).
 #[inline(always)]
-fn kept(state: *mut SocketState, flow: u32, service: u32) -> Option<u32> {
-    if state.is_null() {
-        return None;
-    }
-    // SAFETY: storage outlives this run; one aligned word.
-    let pick = unsafe { (&raw const (*state).pick).read_volatile() };
-    if (pick >> 32) as u32 != flow {
-        return None;
-    }
-    let id = pick as u32;
-    // SAFETY: array slots are stable and aligned.
-    let retired = unsafe { maps::connections(id)?.read_volatile() } & RETIRED != 0;
-    let backend = maps::backend(id)?;
-    (!retired && backend.port != 0 && backend.service == service).then_some(id)
+fn admission<F: Family>(ctx: &SockAddrContext, service: u32, config: Config, host: bool) -> Admission {
+    let granted = if let Some(addr) = sock_addr::source::<F>(ctx) {
+        maps::in_source_ranges(&SourceRange { service: service.to_be(), addr })
+    } else if host {
+        config.flags() & FLAG_HOST_ALLOWED != 0
+    } else if config.flags() & FLAG_PODS_BY_PACKET != 0 {
+        return Admission::ByPacket;
+    } else {
+        config.flags() & FLAG_PODS_ALLOWED != 0
+    };
+    if granted { Admission::Granted } else { Admission::Denied }
 }
 
 /// Enters what the socket dialled to get to `addr` and `port`; says which flag that sets.
@@ -327,8 +337,7 @@ fn promise(ctx: &SockAddrContext, key: &FrontendKey, service: u32, addr: &Addr, 
 
 /// A datagram goes straight to an address that the socket also reaches through a Service: its answer is its own.
 #[inline(always)]
-fn forget_promise(ctx: &SockAddrContext, key: &FrontendKey) {
-    let state = maps::state(ctx);
+fn forget_promise(ctx: &SockAddrContext, state: *mut SocketState, key: &FrontendKey) {
     // SAFETY: storage outlives this run.
     if !state.is_null() && unsafe { (*state).flags } & HAS_PEERS != 0 {
         maps::remove_peer(&peer_key(ctx, &key.addr, key.port, key.proto));
@@ -342,10 +351,10 @@ fn peer_key(ctx: &SockAddrContext, addr: &Addr, port: u16, proto: u8) -> PeerKey
 
 /// Keeps what was dialled, and counts the connection.
 #[inline(always)]
-fn remember(ctx: &SockAddrContext, key: &FrontendKey, backend: u32, peers: u16) {
-    forget(ctx);
-    let mut fresh = SocketState { addr: key.addr, port: key.port, flags: CONNECTED | peers, backend, pick: u64::MAX };
-    let state = maps::state_or(ctx, &mut fresh);
+fn remember(socket: *mut bpf_sock, key: &FrontendKey, backend: u32, peers: u16) {
+    forget(socket);
+    let mut fresh = SocketState { addr: key.addr, port: key.port, flags: CONNECTED | peers, backend, pick: NO_PICK };
+    let state = maps::state_or(socket, &mut fresh);
     if state.is_null() {
         count::bump(Counter::SocketNoStorage);
         return;
@@ -363,8 +372,8 @@ fn remember(ctx: &SockAddrContext, key: &FrontendKey, backend: u32, peers: u16) 
 /// A new connect undoes an earlier translation of the same socket: UDP may connect again and again, and TCP after a
 /// failure. What it dialled must not stick to the next address.
 #[inline(always)]
-fn forget(ctx: &SockAddrContext) {
-    let state = maps::state(ctx);
+fn forget(socket: *mut bpf_sock) {
+    let state = maps::state(socket);
     if !state.is_null() {
         uncount(state);
     }

@@ -6,6 +6,7 @@ use std::{
     env,
     io::{self, Read},
     net::{SocketAddr, UdpSocket},
+    os::fd::AsRawFd as _,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -88,6 +89,7 @@ impl Client {
         match *request {
             Request::Open { way, like, bind } => reply(start, self.open(way, like, bind)),
             Request::Connect(socket, to, patience) => reply(start, connect(&self.socket(socket)?.1, to, patience)),
+            Request::Disconnect(socket) => reply(start, disconnect(&self.socket(socket)?.1)),
             Request::Send(socket, to) => {
                 let (way, socket) = self.socket(socket)?;
                 reply(start, send(*way, socket, to))
@@ -145,6 +147,7 @@ impl Client {
 fn open(way: Way, like: SocketAddr, bind: Option<SocketAddr>) -> io::Result<Socket> {
     let (kind, protocol) = match way {
         Way::Tcp => (Type::STREAM, None),
+        Way::Mptcp => (Type::STREAM, Some(Protocol::MPTCP)),
         Way::Udp | Way::UdpSendto => (Type::DGRAM, None),
         Way::Ping => (Type::DGRAM, Some(Protocol::ICMPV4)),
     };
@@ -160,6 +163,13 @@ fn connect(socket: &Socket, to: SocketAddr, patience: Duration) -> io::Result<()
     socket.connect_timeout(&to.into(), patience)
 }
 
+fn disconnect(socket: &Socket) -> io::Result<()> {
+    let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as _, sa_data: [0; 14] };
+    // SAFETY: the address lives across the call, which reads no more than its size.
+    let result = unsafe { libc::connect(socket.as_raw_fd(), &raw const nobody, size_of_val(&nobody) as _) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 fn send(way: Way, socket: &Socket, to: Option<SocketAddr>) -> io::Result<()> {
     let question: &[u8] = if way == Way::Ping { &[ECHO_REQUEST, 0, 0, 0, 0, 0, 0, 0] } else { b"?\n" };
     match to {
@@ -172,7 +182,7 @@ fn send(way: Way, socket: &Socket, to: Option<SocketAddr>) -> io::Result<()> {
 fn receive(way: Way, socket: &Socket, patience: Duration) -> io::Result<Received> {
     socket.set_read_timeout(Some(patience))?;
     let (text, source) = match way {
-        Way::Tcp => (line(socket)?, address(&socket.peer_addr()?)?),
+        Way::Tcp | Way::Mptcp => (line(socket)?, address(&socket.peer_addr()?)?),
         Way::Ping => {
             let length = (&*socket).read(&mut [0; 2048])?;
             let client = address(&socket.local_addr()?)?;

@@ -134,7 +134,7 @@ fn outlive(agent: &mut Agent, client: &Client) -> Result<()> {
 /// Dials some times and says who answered.
 fn dial(from: &str, client: &Client, way: Way, to: &str, times: usize) -> Result<()> {
     let how = match way {
-        Way::Tcp => "TCP",
+        Way::Tcp | Way::Mptcp => "TCP",
         Way::Udp => "UDP, connect and send",
         Way::UdpSendto => "UDP, sendto",
         Way::Ping => "ping",

@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use sheave_tests::echo::Answer;
+use socket2::{Domain, Protocol, Socket, Type};
 
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
@@ -29,11 +30,18 @@ fn main() -> Result<()> {
                 let listener = TcpListener::bind(at).context(arg)?;
                 thread::spawn(move || listener.incoming().flatten().for_each(|stream| accept(name, stream)));
             }
+            "MPTCP" => {
+                let listener = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::MPTCP))?;
+                listener.bind(&at.into()).context(arg)?;
+                listener.listen(128)?;
+                let listener = TcpListener::from(listener);
+                thread::spawn(move || listener.incoming().flatten().for_each(|stream| accept(name, stream)));
+            }
             "UDP" => {
                 let socket = UdpSocket::bind(at).context(arg)?;
                 thread::spawn(move || datagrams(name, &socket));
             }
-            other => bail!("{other} is neither TCP nor UDP"),
+            other => bail!("{other} is none of TCP, MPTCP and UDP"),
         }
     }
     println!("ready");

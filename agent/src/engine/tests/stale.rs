@@ -25,8 +25,8 @@ fn told(engine: &mut Engine<Fake>) -> BTreeSet<String> {
         .map(|stale| match stale {
             Stale::Backend { service: _, addr, port, proto: proto::UDP } => format!("UDP {}", text(addr, port)),
             Stale::Backend { service: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
-            Stale::Frontend { service: _, addr, port, proto: proto::UDP } => text(addr, port),
-            Stale::Frontend { service: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
+            Stale::Frontend { service: _, was_silent: _, addr, port, proto: proto::UDP } => text(addr, port),
+            Stale::Frontend { service: _, was_silent: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
         })
         .collect()
 }
@@ -97,9 +97,13 @@ fn sockets_that_dialled_too_early_are_told_when_there_is_somebody() {
     let local = || put(&dns().internal_local());
     let mut engine = start(vec![]);
     for (name, updates, expected) in [
-        ("a new Service without endpoints", vec![put(&dns())], &["10.96.0.10:80"][..]), // raw sockets: now refused
+        ("a new Service without endpoints", vec![put(&dns())], &["10.96.0.10:80", "TCP 10.96.0.10:80"][..]), // raw sockets: now refused
         ("its first endpoint: there are no sockets", vec![endpoints(".1 R")], &[]),
-        ("an external address", vec![put(&dns().external(&["203.0.113.1"]))], &["203.0.113.1:80"]),
+        (
+            "an external address",
+            vec![put(&dns().external(&["203.0.113.1"]))],
+            &["203.0.113.1:80", "TCP 203.0.113.1:80"],
+        ),
         ("gone again", vec![put(&dns())], &[]),
         ("Local, nothing here: silence (V-2)", vec![local()], &[]),
         ("Local, somebody here", vec![endpoints(".1 R;.2 R L")], &["10.96.0.10:80", "TCP 10.96.0.10:80"]),

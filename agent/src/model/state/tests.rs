@@ -1,6 +1,6 @@
 //! `semantics.md` 3, 4.4–4.7, 4.10, 12.1, 12.3.
 
-use super::{Changes, State, Update};
+use super::{Changes, ServiceCidr, State, Update};
 use crate::{
     model::{Family, Protocol, endpoint, endpoint::local_ready},
     source::convert::fixtures::{
@@ -369,6 +369,43 @@ fn a_complete_list_replaces_everything_of_its_kind() {
     let changes = state.apply(Update::Services(vec![service("ns/b", "10.0.0.3"), service("ns/c", "10.0.0.4")]));
     assert!(changes.is_empty(), "{changes:?}");
     assert!(state.is_synced(), "synced once is synced for good");
+}
+
+#[test]
+fn service_cidrs_are_one_list_without_repetitions() {
+    let cidr = |name: &str, networks: &[&str]| {
+        let networks = networks.iter().map(|net| net.parse().unwrap()).collect();
+        ServiceCidr { name: name.into(), networks }
+    };
+    let mut state = State::default();
+    assert_eq!(state.service_cidrs(), None, "not known yet");
+    let first = vec![cidr("foo", &["1.1.1.0/24"]), cidr("bar", &["2.2.2.0/24", "fc00::/64"])];
+    for (id, update, expected) in [
+        ("SC-1", Update::ServiceCidrs(first.clone()), "1.1.1.0/24 2.2.2.0/24 fc00::/64"),
+        (
+            "SC-2",
+            Update::ServiceCidr(cidr("foobar", &["3.3.3.0/24", "2001:db8::/64"])),
+            "1.1.1.0/24 2.2.2.0/24 3.3.3.0/24 2001:db8::/64 fc00::/64",
+        ),
+        (
+            "SC-3",
+            Update::ServiceCidr(cidr("foo", &["4.4.4.0/24"])),
+            "2.2.2.0/24 3.3.3.0/24 4.4.4.0/24 2001:db8::/64 fc00::/64",
+        ),
+        ("SC-4", Update::ServiceCidrGone("bar".into()), "3.3.3.0/24 4.4.4.0/24 2001:db8::/64"),
+        (
+            "a network twice",
+            Update::ServiceCidr(cidr("more", &["4.4.4.0/24", "2001:db8::/64"])),
+            "3.3.3.0/24 4.4.4.0/24 2001:db8::/64",
+        ),
+    ] {
+        assert!(state.apply(update.clone()).service_cidrs, "{id}");
+        assert!(state.apply(update).is_empty(), "{id}: told again");
+        let list: Vec<_> = state.service_cidrs().unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(list.join(" "), expected, "{id}");
+    }
+    assert!(state.apply(Update::ServiceCidrs(first)).service_cidrs, "a complete list");
+    assert_eq!(state.service_cidrs().unwrap().len(), 3);
 }
 
 #[test]

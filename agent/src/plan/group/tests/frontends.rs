@@ -7,7 +7,7 @@ use sheave_ebpf::{
         FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
         KIND_UNKNOWN_PORT,
     },
-    service::{FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_SOURCE_RANGES},
+    service::{FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_PODS_BY_PACKET, FLAG_SOURCE_RANGES},
 };
 
 use super::{group_of, groups_of, groups_with, test_node};
@@ -143,19 +143,24 @@ fn source_ranges_admit_the_node_and_its_pods_when_they_lie_within() {
     let no_pods = NodeContext { pod_cidrs: vec![], ..test_node() };
     let both_halves = ["10.0.0.0/25", "10.0.0.128/25"];
     let (on, host, pods) = (FLAG_SOURCE_RANGES, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED);
+    let packets = FLAG_PODS_BY_PACKET;
     for (id, svc, node, expected) in [
         ("no ranges", full(), &node, 0),
         ("FLOW-4", ranged(&["192.168.0.0/24", " 203.0.113.0/25"]), &node, on | host),
         ("FLOW-4 no own address", ranged(&["203.0.113.0/25"]), &node, on),
         ("pods", ranged(&["10.0.0.0/8"]), &node, on | pods),
         ("both", ranged(&["10.0.0.0/8", "192.168.1.2/32"]), &node, on | host | pods),
-        ("some pods are not all", ranged(&["10.0.0.0/25"]), &node, on),
+        ("some pods are not all", ranged(&["10.0.0.0/25"]), &node, on | packets),
+        ("a range that only touches them", ranged(&["10.0.1.0/24"]), &node, on),
         ("pods in two ranges together", ranged(&both_halves), &node, on | pods),
-        ("pods unknown", ranged(&["10.0.0.0/8"]), &no_pods, on),
+        ("pods unknown", ranged(&["10.0.0.0/8"]), &no_pods, on | packets),
         ("S22", ranged(&["2001:db8::/32"]), &node, 0),
         ("no load-balancer address", svc("ns/a", "172.30.0.41").port("80/TCP").ranges(&["10.0.0.0/8"]), &node, 0),
     ] {
         assert_eq!(flags(&svc, node), expected, "{id}");
+        let no_packets = PlanOptions { judge_pods_by_packet: false, ..PlanOptions::default() };
+        let flags = groups_with(&svc, &[], node, &no_packets)[0].config.flags();
+        assert_eq!(flags, expected & !packets, "{id}, without a packet path");
     }
     let group = group_of(&ranged(&["203.0.113.0/25", "2001:db8::/32"]), &[]);
     assert_eq!(group.source_ranges, ["203.0.113.0/25".parse().unwrap()]);

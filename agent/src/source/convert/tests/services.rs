@@ -181,6 +181,8 @@ fn services_become_ports() {
         ),
         ("S16, FS-1, FS-2", mixed("10.0.0.1"), Family::V4, v4_mixed),
         ("S17, FS-1, FS-2", mixed("2001:db8:85a3::8a2e:370:7334"), Family::V6, &*v6_mixed),
+        ("FS-3", ranges(&[]).external(&[]), Family::V6, ""),
+        ("FS-3", ranges(&[]).external(&[]), Family::V4, "10.0.0.1; 12345/TCP; VIPs 8.8.8.8"),
         ("S18", ranges(&[" 10.1.2.0/28"]), Family::V4, "10.0.0.1; 12345/TCP; ranges 10.1.2.0/28; VIPs 8.8.8.8"),
         ("S19", ranges(&["10.0.0.0/8", "0.0.0.0/0"]), Family::V4, "10.0.0.1; 12345/TCP; VIPs 8.8.8.8"),
         ("S20", plain("10.0.0.1").kind("LoadBalancer").health_check(345), Family::V4, "10.0.0.1; 12345/TCP"),
@@ -236,6 +238,24 @@ fn the_annotation_chooses_the_algorithm() {
         ["Service ns/a: the annotation sheave.io/lb-algorithm is \"Maglev\", not random, round-robin, \
           least-connections, maglev."]
     );
+}
+
+#[test]
+fn a_zero_range_admits_everyone_of_its_family() {
+    let kept = |range: &str| {
+        let balancer = svc("ns/a", "10.0.0.1").port("80/TCP").kind("LoadBalancer").ingress("8.8.8.8", None);
+        let service = convert(&balancer.ranges(&["10.0.0.0/8", "2001:db8::/32", range])).value;
+        service.source_ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    for (id, range, expected) in [
+        ("ZC-1", "", "10.0.0.0/8 2001:db8::/32"),
+        ("ZC-2", "172.10.0.0/16", "10.0.0.0/8 172.10.0.0/16 2001:db8::/32"),
+        ("ZC-3", "0.0.0.0/0", "2001:db8::/32"),
+        ("ZC-4", "::/128", "10.0.0.0/8 ::/128 2001:db8::/32"),
+        ("ZC-5", "::/0", "10.0.0.0/8"),
+    ] {
+        assert_eq!(kept(range), expected, "{id}");
+    }
 }
 
 #[test]

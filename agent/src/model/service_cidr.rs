@@ -1,0 +1,14 @@
+//! Networks that ClusterIPs come from.
+
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+/// A ServiceCIDR (`semantics.md` 12.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// Name.
+    pub name: Arc<str>,
+    /// One network of each family at most.
+    pub networks: Vec<IpNet>,
+}
