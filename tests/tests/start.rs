@@ -132,7 +132,8 @@ impl Host {
         let lab = plain.parent().context("the node's directory is in none")?.join("plain");
         Ok(Self {
             directories: [&node.paths().bpffs, &node.paths().run, &plain, &lab].map(|path| entries(path)).into(),
-            devices: node.host.run("ip", &["-o", "link"])?,
+            // Their names: carriers come and go by themselves.
+            devices: node.host.run("ip", &["-o", "link"])?.lines().filter_map(|line| line.split('<').next()).collect(),
             programs: foreign::attached(&node.paths().cgroup)?.unwrap_or_default(),
         })
     }
