@@ -41,31 +41,44 @@ pub struct KubeProxy {
     log: PathBuf,
 }
 
+/// Whether what it takes to run one in that mode is here; if not, the running test is skipped.
+///
+/// # Errors
+/// When nobody knows where programs are built.
+pub fn is_available(mode: Mode) -> Result<bool> {
+    let of_mode = match mode {
+        Mode::Nftables => ("/usr/sbin/nft", "the program nft is missing (package nftables)"),
+        Mode::Iptables => ("/usr/sbin/iptables-nft", "the program iptables-nft is missing (package iptables)"),
+        Mode::IptablesLegacy => (LEGACY, "legacy iptables is missing (package iptables)"),
+        Mode::Ipvs => ("/proc/net/ip_vs", "this kernel has no IPVS"),
+    };
+    let always = [
+        ("/usr/sbin/nft", "the program nft is missing (package nftables)"),
+        ("/usr/sbin/conntrack", "the program conntrack is missing (package conntrack)"),
+        ("/usr/sbin/iptables-nft", "the program iptables-nft is missing (package iptables)"),
+    ];
+    let is_missing = |(path, _): &&(&str, &'static str)| !Path::new(path).exists();
+    let missing = if programs()?.join("kube-proxy").exists() {
+        always.iter().chain([&of_mode]).find(is_missing).map(|(_, sentence)| *sentence)
+    } else {
+        Some("kube-proxy is not built: run `cargo xtask kubernetes`")
+    };
+    if let Some(missing) = missing {
+        skip(&format!("{mode:?}: {missing}"));
+    }
+    Ok(missing.is_none())
+}
+
 impl KubeProxy {
-    /// Starts one and waits until it has synced. `None` when what it takes is not here; the running test is then
-    /// skipped, for this mode.
+    /// Starts one and waits until it has synced.
     ///
     /// # Errors
     /// When it does not get ready; with its log.
-    pub fn start(node: &Node, mode: Mode, kubeconfig: &Path) -> Result<Option<Self>> {
-        let program = programs()?.join("kube-proxy");
-        let missing = match mode {
-            _ if !program.exists() => Some("kube-proxy is not built: run `cargo xtask kubernetes`"),
-            Mode::Nftables => missing("/usr/sbin/nft", "the program nft is missing (package nftables)"),
-            Mode::Iptables => {
-                missing("/usr/sbin/iptables-nft", "the program iptables-nft is missing (package iptables)")
-            }
-            Mode::IptablesLegacy => missing(LEGACY, "legacy iptables is missing (package iptables)"),
-            Mode::Ipvs => missing("/proc/net/ip_vs", "this kernel has no IPVS"),
-        };
-        if let Some(missing) = missing {
-            skip(&format!("{mode:?}: {missing}"));
-            return Ok(None);
-        }
+    pub fn start(node: &Node, mode: Mode, kubeconfig: &Path) -> Result<Self> {
         let folder = node.paths().run.clone();
         let log = folder.join("kube-proxy.log");
         let out = File::options().create(true).append(true).open(&log)?;
-        let mut command = node.host.command(program)?;
+        let mut command = node.host.command(programs()?.join("kube-proxy"))?;
         let name = match mode {
             Mode::Nftables => "nftables",
             Mode::Iptables | Mode::IptablesLegacy => "iptables",
@@ -90,7 +103,7 @@ impl KubeProxy {
             Ok(())
         });
         synced.with_context(|| fs::read_to_string(&proxy.log).unwrap_or_default())?;
-        Ok(Some(proxy))
+        Ok(proxy)
     }
 
     /// Ends it at once; its rules stay.
@@ -109,10 +122,6 @@ impl Drop for KubeProxy {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn missing(path: &str, sentence: &'static str) -> Option<&'static str> {
-    (!Path::new(path).exists()).then_some(sentence)
 }
 
 /// A folder where the usual names mean legacy iptables.

@@ -11,7 +11,7 @@ use sheave_tests::{
     agent::Agent,
     api_server::ApiServer,
     client::{LoadKind, Way},
-    kube_proxy::{KubeProxy, Mode},
+    kube_proxy::{self, KubeProxy, Mode},
     lab::Lab,
     node::Node,
     objects::{Slice, Svc, node},
@@ -59,6 +59,9 @@ fn ipvs() -> Result<()> {
 }
 
 fn takes_over(mode: Mode) -> Result<()> {
+    if !kube_proxy::is_available(mode)? {
+        return Ok(());
+    }
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
     let node1 = lab.n1();
     let Some(api) = ApiServer::start(Some(&node1.host))? else { return Ok(()) };
@@ -80,7 +83,7 @@ fn takes_over(mode: Mode) -> Result<()> {
     node1.host.run("nft", &["add table inet mine; add chain inet mine c; add rule inet mine c tcp dport 9 drop"])?;
     let before = rules(node1)?;
 
-    let Some(proxy) = KubeProxy::start(node1, mode, &api.kubeconfig())? else { return Ok(()) };
+    let proxy = KubeProxy::start(node1, mode, &api.kubeconfig())?;
     eventually("kube-proxy serves", SOON, || {
         ensure!(client.dial(Way::Tcp, SERVICE)?.name == "A" && outside.dial(Way::Tcp, NODE_PORT)?.name == "A");
         Ok(())
@@ -141,7 +144,7 @@ fn takes_over(mode: Mode) -> Result<()> {
 
     // And back: the kernel serves without the agent until kube-proxy has its rules.
     agent.terminate()?;
-    let Some(_proxy) = KubeProxy::start(node1, mode, &api.kubeconfig())? else { return Ok(()) };
+    let _proxy = KubeProxy::start(node1, mode, &api.kubeconfig())?;
     agent.sheave(&["cleanup"])?;
     for (name, client, to) in [("inside", &client, SERVICE), ("outside", &outside, NODE_PORT)] {
         let dialled = client.dial(Way::Tcp, to).with_context(|| format!("{name}, on the way back"))?;

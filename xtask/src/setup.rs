@@ -173,7 +173,14 @@ fn is_linker(program: &Path) -> bool {
 
 /// Programs that tests of the network run; without them those tests are skipped, so this only tries.
 fn programs() {
-    for (program, package) in [("ip", "iproute2"), ("nsenter", "util-linux"), ("bpftool", "bpftool")] {
+    for (program, package) in [
+        ("ip", "iproute2"),
+        ("nsenter", "util-linux"),
+        ("bpftool", "bpftool"),
+        ("nft", "nftables"),
+        ("iptables", "iptables"),
+        ("conntrack", "conntrack"),
+    ] {
         let known = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].iter().any(|dir| Path::new(dir).join(program).exists());
         if !known && install(&[package]).is_err() {
             println!("setup: {program} is missing (package {package}); tests that need it are skipped");

@@ -6,9 +6,7 @@ use std::{
 };
 
 use sheave_ebpf::{
-    frontend::{
-        FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT,
-    },
+    frontend::{FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT},
     service::FLAG_PODS_BY_PACKET,
 };
 
