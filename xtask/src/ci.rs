@@ -7,6 +7,7 @@
 use std::{
     env,
     io::{BufRead as _, BufReader},
+    os::unix::process::CommandExt as _,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -34,11 +35,12 @@ pub fn run(args: &Args, budget: Duration) {
     let is_built = programs.wait(left().saturating_sub(CLUSTER)) & image.wait(left().saturating_sub(CLUSTER));
     let cluster = if is_built && left() > CLUSTER {
         let minutes = (left().as_secs() / 60).to_string();
-        stage("cluster", &["e2e", "--down", "--limit", &minutes])
+        stage("cluster", &["e2e", "--nodes", "3", "--down", "--limit", &minutes])
     } else {
         too_late("cluster", left())
     };
     table.push(("cluster", cluster));
+    drop((programs, image)); // also where the process ends below
 
     println!("\n{:<8} {}", "STAGE", Tally::heads());
     let mut total = Tally::default();
@@ -118,6 +120,7 @@ impl Background {
             let this = env::current_exe()?;
             let mut command = Command::new("nice");
             command.arg("-n10").arg(this).arg(name).args(words).stdin(Stdio::null()).stdout(Stdio::null());
+            command.process_group(0); // so that it ends with what it has started
             Ok(command.spawn()?)
         };
         let child = start().inspect_err(|error| println!("{name}: cannot be built beside the tests: {error:#}")).ok();
@@ -146,8 +149,10 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
+        if let Some(child) = &mut self.child
+            && let Ok(None) = child.try_wait()
+        {
+            let _ = Command::new("kill").args(["--", &format!("-{}", child.id())]).stderr(Stdio::null()).status();
             let _ = child.wait();
         }
     }

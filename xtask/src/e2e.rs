@@ -60,14 +60,17 @@ pub fn tally(args: &Args) -> Result<Tally> {
         println!("SKIPPED e2e: {error:#}");
         return Ok(Tally::skipped(1));
     }
-    let lab = cluster::up(&args.cluster)?;
-    let balancer = args.load_balancer.then(|| LoadBalancer::start(&lab)).transpose()?;
-    let report = suite(&lab, args, args.cluster.proxy)?;
-    drop(balancer);
+    let report = with_cluster(args);
     if args.down {
-        cluster::down()?;
+        cluster::down()?; // whatever happened
     }
-    Ok(report.print())
+    Ok(report?.print())
+}
+
+fn with_cluster(args: &Args) -> Result<Report> {
+    let lab = cluster::up(&args.cluster)?;
+    let _balancer = args.load_balancer.then(|| LoadBalancer::start(&lab)).transpose()?;
+    suite(&lab, args, args.cluster.proxy)
 }
 
 fn suite(lab: &Lab, args: &Args, proxy: Proxy) -> Result<Report> {

@@ -75,6 +75,7 @@ struct Spec {
     #[serde(rename = "loadBalancerIP")]
     load_balancer_ip: Option<Ipv4Addr>,
     external_traffic_policy: Option<String>,
+    session_affinity: Option<String>,
     health_check_node_port: Option<u16>,
 }
 
@@ -123,8 +124,8 @@ struct Balancer<'a> {
 
 /// Works until it is ended; to be run in the router's network namespace.
 pub fn run(lab: &Lab) -> Result<()> {
-    // By addresses alone: affinity holds only where a client always comes to the same node.
-    std::fs::write("/proc/sys/net/ipv4/fib_multipath_hash_policy", "0").context("this is not the router")?;
+    // By ports, too: one client's connections come to all nodes.
+    std::fs::write("/proc/sys/net/ipv4/fib_multipath_hash_policy", "1").context("this is not the router")?;
     let events = watch(lab)?;
     let mut balancer = Balancer { lab, services: BTreeMap::new(), addresses: BTreeMap::new(), routes: BTreeMap::new() };
     loop {
@@ -204,10 +205,13 @@ impl Balancer<'_> {
     fn route(&mut self) -> Result<()> {
         for (name, service) in &self.services {
             let Some(address) = self.addresses.get(name) else { continue };
-            let nodes: Vec<u8> = match service.health_check() {
+            let mut nodes: Vec<u8> = match service.health_check() {
                 Some(port) => self.lab.numbers().filter(|node| is_healthy(*node, port)).collect(),
                 None => self.lab.numbers().collect(),
             };
+            if service.spec.session_affinity.as_deref() == Some("ClientIP") {
+                nodes.truncate(1); // each node remembers its own clients only
+            }
             if self.routes.get(address) == Some(&nodes) {
                 continue;
             }
