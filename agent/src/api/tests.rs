@@ -89,13 +89,6 @@ impl Agent {
         tokio::spawn(serve(listener, ApiHandle { requests, version: changes }));
         Self { services, version, client: Client { socket }, _directory: directory }
     }
-
-    /// It lives until the end of the test; the path of its socket.
-    fn leak(self) -> PathBuf {
-        let socket = self.client.socket.clone();
-        std::mem::forget(self);
-        socket
-    }
 }
 
 /// What whoever watches was told.
@@ -169,7 +162,9 @@ async fn a_watch_outlives_the_agent() {
         stream.async_io(Interest::READABLE, || stream.try_read(&mut [0; 1024])).await.unwrap();
         stream.try_write(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{\"items\":[]}\n{\"ite").unwrap();
         drop(stream);
-        fs::rename(Agent::start(vec![service("a", "x")]).leak(), &socket).unwrap();
+        let agent = Agent::start(vec![service("a", "x")]);
+        fs::rename(&agent.client.socket, &socket).unwrap();
+        agent // lives until both are done
     };
     let (client, all) = (Client { socket: socket.clone() }, Filter::default());
     let (mut seen, mut log) = (Vec::new(), Log::default());
@@ -177,7 +172,7 @@ async fn a_watch_outlives_the_agent() {
         seen.push(list.items.len());
         if seen.len() == 2 { bail!("enough") } else { Ok(()) }
     };
-    let (outcome, ()) = tokio::join!(client.watch_services(&all, each, &mut log), next);
+    let (outcome, _agent) = tokio::join!(client.watch_services(&all, each, &mut log), next);
     assert_eq!(outcome.unwrap_err().to_string(), "enough");
     assert_eq!(seen, [0, 1]);
     assert_eq!(log.0, ["here", "the agent ended", "here"]);
