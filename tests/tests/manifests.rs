@@ -61,8 +61,9 @@ fn slice(service: &str, digits: u8) -> String {
 fn the_first_thing_told_is_every_list() -> Result<()> {
     let folder = Folder::new("lists")?;
     let mut told = folder.watch()?;
-    told.until("empty lists", SOON, |told| told.state.is_synced())?;
-    ensure!(told.updates == [Update::Services(vec![]), Update::Slices(vec![]), Update::Nodes(vec![])]);
+    told.until("empty lists", SOON, |told| told.state.service_cidrs().is_some())?;
+    let lists = [Update::Services(vec![]), Update::Slices(vec![]), Update::Nodes(vec![]), Update::ServiceCidrs(vec![])];
+    ensure!(told.updates == lists);
     ensure!(told.source.source == format!("manifests {}", folder.0.display()), "{:?}", told.source);
 
     folder.write("a.yaml", format!("{}\n---\n{}", service("web", 80), slice("web", 10)))?;
