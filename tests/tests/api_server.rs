@@ -86,9 +86,9 @@ fn what_a_client_does_is_told() -> Result<()> {
 
     // W-8: whoever comes later gets everything too, W-7: as complete lists.
     let (_background, mut later) = watch(&api)?;
-    later.until("synced", SOON, |told| told.state.is_synced())?;
+    later.until("synced", SOON, |told| told.state.is_synced() && told.state.service_cidrs().is_some())?;
     ensure!(later.lines() == told.lines(), "{:?}", later.lines());
-    ensure!(later.updates.len() == 3, "three lists: {:?}", later.updates);
+    ensure!(later.updates.len() == 4, "four lists: {:?}", later.updates);
     Ok(())
 }
 
@@ -101,7 +101,7 @@ fn an_api_server_comes_and_goes() -> Result<()> {
     // 14.5: started while the API server is away.
     let (_background, mut told) = watch(&api)?;
     let is_missed = |told: &Told| told.source.problems.iter().all(|problem| problem.contains("Connection refused"));
-    told.until("missed", SOON, |told| told.source.problems.len() == 3 && is_missed(told))?;
+    told.until("missed", SOON, |told| told.source.problems.len() == 4 && is_missed(told))?;
     ensure!(!told.state.is_synced());
     api.resume()?;
     told.until_lines("found", SOON, &["web 80/TCP 10.244.1.1:8080"])?;
