@@ -49,9 +49,21 @@ impl Finding {
 /// `sock_release`, the last of the attach types that we need, came with 5.9; 5.10 is the oldest kernel that we test.
 const OLDEST: KernelVersion = KernelVersion(5, 10);
 
-/// All findings, the necessary things first. `cgroup_root` is where the agent is told to attach, `None` = found.
+/// What the agent is told to use.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    /// The BPF filesystem.
+    pub bpffs: &'a Path,
+    /// Where to attach; `None` = found.
+    pub cgroup_root: Option<&'a Path>,
+    /// First and last port that hides clients; `None` = there is no packet path.
+    pub snat_ports: Option<(u16, u16)>,
+}
+
+/// All findings, the necessary things first.
 #[must_use]
-pub fn judge(facts: &Facts, bpffs: &Path, cgroup_root: Option<&Path>) -> Vec<Finding> {
+pub fn judge(facts: &Facts, plan: Plan<'_>) -> Vec<Finding> {
+    let Plan { bpffs, cgroup_root, snat_ports } = plan;
     let version = KernelVersion::parse(&facts.release);
     vec![
         kernel(facts, version),
@@ -67,6 +79,7 @@ pub fn judge(facts: &Facts, bpffs: &Path, cgroup_root: Option<&Path>) -> Vec<Fin
         socket_closing(facts),
         forwarding(facts),
         node_ports(facts),
+        masquerade(facts, snat_ports),
     ]
 }
 
@@ -282,7 +295,7 @@ fn node_ports(facts: &Facts) -> Finding {
     const NAME: &str = "NodePorts";
     let (low, high) = facts.local_ports;
     let range = format!("ephemeral ports are {low}–{high}");
-    if high < 30_000 || low > 32_767 {
+    if high < NODE_PORTS.0 || low > NODE_PORTS.1 {
         return Finding::ok(NAME, range);
     }
     if !facts.reserved_ports.is_empty() {
@@ -293,6 +306,44 @@ fn node_ports(facts: &Facts) -> Finding {
         range,
         "they overlap the usual NodePorts: sysctl -w net.ipv4.ip_local_reserved_ports=30000-32767",
     )
+}
+
+/// The usual NodePorts; the API server may have been told others.
+const NODE_PORTS: (u16, u16) = (30_000, 32_767);
+
+/// A connection of this node from a port that also hides a client could be taken for that client's.
+fn masquerade(facts: &Facts, snat_ports: Option<(u16, u16)>) -> Finding {
+    const NAME: &str = "masquerade ports";
+    let Some(ports) = snat_ports else { return Finding::ok(NAME, "no packet path") };
+    let common = |a: (u16, u16), b: (u16, u16)| a.0.max(b.0)..=a.1.min(b.1);
+    let is_reserved = |port: u16| {
+        facts.reserved_ports.split(',').any(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            matches!((first.parse(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&port))
+        })
+    };
+    let range = format!("{}–{}", ports.0, ports.1);
+    if common(ports, facts.local_ports).any(|port| !is_reserved(port)) {
+        let (low, high) = facts.local_ports;
+        return Finding::warn(
+            NAME,
+            format!("{range}, and ephemeral ports are {low}–{high}"),
+            format!(
+                "a connection of this node and a hidden client's may share a port, and then fail: choose others with \
+                 --snat-ports, or sysctl -w net.ipv4.ip_local_reserved_ports={}-{}",
+                ports.0, ports.1
+            ),
+        );
+    }
+    if !common(ports, NODE_PORTS).is_empty() {
+        return Finding::warn(
+            NAME,
+            range,
+            "they overlap the usual NodePorts, 30000–32767: a NodePort that is new may be a hidden client's for a while; \
+             choose others with --snat-ports",
+        );
+    }
+    Finding::ok(NAME, range)
 }
 
 #[cfg(test)]

@@ -82,6 +82,10 @@ fn rows(tables: &(impl ReadTables + ?Sized), key: FrontendKey, frontend: Fronten
     let row = |scope: &str, choice: Choice| row(tables, key, frontend, scope, choice);
     let choice = |scope| Choice::read(tables, Word(tables.word(word_index(frontend.service, scope))));
     match frontend.kind {
+        KIND_UNKNOWN_PORT if key.proto != 0 => {
+            let ping = row("both", Choice { verdict: VERDICT_NONE, weights: BTreeMap::new() });
+            vec![LbView { kind: "Ping".to_owned(), verdict: "answer".to_owned(), ..ping }]
+        }
         KIND_UNKNOWN_PORT => vec![row("both", Choice { verdict: VERDICT_REJECT, weights: BTreeMap::new() })],
         KIND_CLUSTER_IP => vec![row("both", choice(Scope::Cluster))],
         KIND_LOOPBACK => vec![row("internal", choice(Scope::Inside))],
@@ -168,6 +172,8 @@ pub fn protocol(number: u8) -> String {
         proto::TCP => Some("TCP"),
         proto::UDP => Some("UDP"),
         proto::SCTP => Some("SCTP"),
+        proto::ICMP => Some("ICMP"),
+        proto::ICMPV6 => Some("ICMPv6"),
         0 => Some("ANY"),
         _ => None,
     };

@@ -68,7 +68,7 @@ impl EventView {
 /// What a reason means for whoever dialled.
 const fn verdict(reason: Counter) -> &'static str {
     match reason {
-        Counter::SocketConnect | Counter::SocketSend | Counter::PacketForward => "forward",
+        Counter::SocketConnect | Counter::SocketSend | Counter::PacketForward | Counter::PacketPing => "forward",
         Counter::SocketReject
         | Counter::SocketUnknownPort
         | Counter::BindRefused
@@ -84,6 +84,7 @@ const fn verdict(reason: Counter) -> &'static str {
         | Counter::SocketSourceRange
         | Counter::SocketUnknownAddress
         | Counter::PacketDrop
+        | Counter::PacketUnknownAddress
         | Counter::PacketSourceRange
         | Counter::SnatExhausted
         | Counter::SnatNoAddress

@@ -63,13 +63,24 @@ pub struct PacketOptions {
     /// Devices that clients outside the node come through; empty = chosen by what they are.
     pub devices: Vec<String>,
     /// Packets of this node's workloads are translated too.
-    pub from_pods: bool,
+    pub from_pods: FromPods,
     /// How programs are put on devices.
     pub attach: TcAttach,
     /// What the programs must know.
     pub switches: PacketSwitches,
     /// Which sources are pods.
     pub detection: PodDetection,
+}
+
+/// When packets of this node's workloads are translated, and not only those of clients outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FromPods {
+    /// While there is an SCTP Service: the kernel has no hook for such sockets.
+    Sctp,
+    /// Always: for pods whose sockets the host's kernel does not see, or does not translate.
+    Always,
+    /// Never.
+    Never,
 }
 
 /// How programs are put on devices.
@@ -90,8 +101,24 @@ pub enum PodDetection {
     ThisNode,
     /// Those in these networks (DL-1).
     Within(BTreeSet<IpNet>),
+    /// Those that come through this bridge (DL-3).
+    Bridge(String),
+    /// Those that come through a device whose name begins so (DL-4).
+    Prefix(String),
     /// None (DL-5).
     Never,
+}
+
+impl PodDetection {
+    /// Whether all that comes through a device of that name is pods'.
+    #[must_use]
+    pub fn is_of_pods(&self, device: &str) -> bool {
+        match self {
+            Self::Bridge(name) => device == name,
+            Self::Prefix(prefix) => device.starts_with(prefix.as_str()),
+            Self::AllNodes | Self::ThisNode | Self::Within(_) | Self::Never => false,
+        }
+    }
 }
 
 /// Where objects come from.

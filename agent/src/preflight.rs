@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{
-    check::{self, Grade},
+    check::{self, Grade, Plan},
     datapath::probe::{Facts, find_cgroup_root},
     exit::Refused,
     lock::Locks,
@@ -38,7 +38,8 @@ pub fn preflight(options: &AgentOptions) -> Result<Ready, Refused> {
     let told = options.cgroup_root.as_deref();
     let facts = Facts::gather(told);
     let mut warnings = Vec::new();
-    for finding in check::judge(&facts, &options.paths.bpffs, told) {
+    let snat_ports = options.packets.enabled.then_some(options.packets.switches.snat_ports);
+    for finding in check::judge(&facts, Plan { bpffs: &options.paths.bpffs, cgroup_root: told, snat_ports }) {
         let sentence = format!("{}: {}; {}", finding.name, finding.found, finding.advice.unwrap_or_default());
         match finding.status {
             Grade::Ok => {}

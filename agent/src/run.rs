@@ -34,7 +34,7 @@ use crate::{
     hooks::{HookOptions, Hooks},
     metrics::{Meter, Metrics},
     model::Family,
-    options::{AgentOptions, PodDetection, SourceOptions},
+    options::{AgentOptions, FromPods, PodDetection, SourceOptions},
     preflight::{Ready, preflight},
     privileges,
     reconcile::Reconciler,
@@ -64,7 +64,7 @@ async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
         let meaning = "connections that should meet silence fail with ETIMEDOUT";
         warnings.push(format!("cannot make the discard device, so {meaning}: {error:#}"));
     }
-    let running = match start(&options, &cgroup_root, traces, silence.is_ok()).await {
+    let running = match start(&options, &cgroup_root, traces, silence.is_ok(), warnings).await {
         Ok(running) => running,
         Err(error) => {
             if silence.is_ok_and(|made| made) {
@@ -73,9 +73,6 @@ async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
             return Err(Refused::because(&error).into());
         }
     };
-    for warning in warnings {
-        tracing::warn!("{warning}");
-    }
     let bpffs = options.paths.bpffs.display();
     tracing::info!(node = options.node_name, cgroup = %cgroup_root.display(), %bpffs, "sheave is running");
 
@@ -114,6 +111,7 @@ async fn start(
     cgroup_root: &Path,
     mut traces: Traces,
     has_discard: bool,
+    mut warnings: Vec<String>,
 ) -> anyhow::Result<Running> {
     let features = Features::probe(has_discard);
     let pins = Pins::below(&options.paths.bpffs);
@@ -158,9 +156,12 @@ async fn start(
     if takes_over {
         traces.keep(); // links of another version become ours: nothing of that may be taken back
     }
-    let (late, warnings) = match tables {
-        Tables::Valid => (None, hooks.attach().await?),
-        Tables::Afresh => (Some(hooks), Vec::new()),
+    let late = match tables {
+        Tables::Valid => {
+            warnings.extend(hooks.attach().await?);
+            None
+        }
+        Tables::Afresh => Some(hooks),
     };
     for warning in &warnings {
         tracing::warn!("{warning}");
@@ -198,6 +199,7 @@ async fn start(
         warnings,
         packets,
         detection: options.packets.detection.clone(),
+        sctp_by_packet: options.packets.from_pods == FromPods::Sctp,
         closer,
         features: feature_views(features),
         health: health.clone(),
@@ -305,6 +307,8 @@ struct Core<D> {
     /// Of the packet path, if there is one.
     packets: Option<Control>,
     detection: PodDetection,
+    /// Pods reach SCTP Services packet by packet.
+    sctp_by_packet: bool,
     health: SharedHealth,
     upkeep: Upkeep,
     filling: Filling,
@@ -373,10 +377,11 @@ impl<D: Datapath + Counters> Core<D> {
                 && self.engine.is_synced()
             {
                 let pods = self.engine.pod_ranges(&self.detection);
+                let by_packet = self.sctp_by_packet && self.engine.serves_sctp();
                 let orders = Orders {
                     pods,
                     serves_outsiders: self.engine.serves_outsiders(),
-                    judges_pods: self.engine.judges_pods_by_packet(),
+                    pods_dial: self.engine.judges_pods_by_packet() || by_packet,
                 };
                 packets.order(orders).await;
             }

@@ -118,6 +118,10 @@ pub mod seen {
     pub const RST: u32 = 1 << 1;
     /// A packet at all. The entry of the replies is made before there is one.
     pub const ANY: u32 = 1 << 2;
+    /// A packet when the flow was two seconds old: more than a question.
+    pub const STREAM: u32 = 1 << 3;
+    /// From which age on, in seconds, packets make a stream of a flow.
+    pub const STREAM_AGE: u32 = 2;
 
     /// Flags and time in boot-time seconds.
     #[inline(always)]
@@ -174,6 +178,8 @@ pod! {
 pub enum Phase {
     /// No answer yet.
     Opening,
+    /// UDP: a question and its answer, and no more for two seconds.
+    Answered,
     /// Both sides have spoken.
     Open,
     /// TCP: one side is done.
@@ -195,7 +201,13 @@ impl Phase {
                 return Self::Closing;
             }
         }
-        if reply & seen::ANY == 0 { Self::Opening } else { Self::Open }
+        if reply & seen::ANY == 0 {
+            Self::Opening
+        } else if protocol == proto::UDP && (dial | reply) & seen::STREAM == 0 {
+            Self::Answered
+        } else {
+            Self::Open
+        }
     }
 
     /// Seconds without a packet after which a flow is forgotten: Linux's own values, and kube-proxy's two for TCP.
@@ -205,13 +217,15 @@ impl Phase {
         if protocol == proto::TCP {
             return match self {
                 Self::Opening => 60,
-                Self::Open => 24 * 3600,
+                Self::Answered | Self::Open => 24 * 3600,
                 Self::Closing => 3600,
                 Self::Closed => 10,
             };
         }
         match self {
-            Self::Opening => 30,
+            Self::Opening | Self::Answered => 30,
+            // An association says nothing for 30 seconds and more.
+            Self::Open | Self::Closing | Self::Closed if protocol == proto::SCTP => 210,
             Self::Open | Self::Closing | Self::Closed => 120,
         }
     }
@@ -234,8 +248,11 @@ mod tests {
             ("the client gave up before any answer", proto::TCP, A | seen::RST, 0, Phase::Closed, 10),
             ("the backend refused", proto::TCP, A, A | seen::RST, Phase::Closed, 10),
             ("a datagram without answer", proto::UDP, A, 0, Phase::Opening, 30),
-            ("datagrams both ways", proto::UDP, A, A, Phase::Open, 120),
-            ("SCTP both ways", proto::SCTP, A, A, Phase::Open, 120),
+            ("a datagram and its answer", proto::UDP, A, A, Phase::Answered, 30),
+            ("datagrams both ways for a while", proto::UDP, A | seen::STREAM, A, Phase::Open, 120),
+            ("answers for a while", proto::UDP, A, A | seen::STREAM, Phase::Open, 120),
+            ("datagrams without answer for a while", proto::UDP, A | seen::STREAM, 0, Phase::Opening, 30),
+            ("SCTP both ways", proto::SCTP, A, A, Phase::Open, 210),
         ];
         for (name, protocol, dial, reply, phase, timeout) in cases {
             assert_eq!(Phase::of(protocol, dial, reply), phase, "{name}");

@@ -75,6 +75,10 @@ counters! {
     PacketSctpPort = 26, "packet_sctp_port";
     /// A client and port that already talk to the chosen backend through another address: dropped.
     PacketClash = 28, "packet_clash";
+    /// A packet to an address of a service CIDR that no Service has: dropped.
+    PacketUnknownAddress = 29, "packet_unknown_address";
+    /// A ping of a virtual address was answered.
+    PacketPing = 30, "packet_ping";
     /// A record for `sheave monitor` found no room: its reader was too slow.
     EventLost = 40, "event_lost";
 }

@@ -2,14 +2,22 @@
 use crate::addr::Addr;
 
 pod! {
-    /// The addresses that a device lends to what leaves through it. Unspecified where it has none of the family.
-    pub struct Device [32] {
+    /// The addresses that a device lends to what leaves through it, unspecified where it has none of the family; and
+    /// who is behind it.
+    pub struct Device [40] {
         /// IPv4, v4-mapped.
         pub v4: Addr,
         /// IPv6.
         pub v6: Addr,
+        /// `DEVICE_…`
+        pub flags: u32,
+        /// Always 0.
+        pub zero: u32,
     }
 }
+
+/// What arrives through the device comes from pods of this node (`semantics.md` DL-3, DL-4).
+pub const DEVICE_OF_PODS: u32 = 1;
 
 /// Value in `NODE_ADDRESSES`: an address of this node.
 pub const ADDRESS_OWN: u32 = 1;

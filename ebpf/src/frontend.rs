@@ -8,7 +8,7 @@ pod! {
         pub addr: Addr,
         /// Port, network order; 0 in the entry that stands for every unknown port of a virtual address.
         pub port: u16,
-        /// IANA protocol number; 0 in the entry for unknown ports.
+        /// IANA protocol number; 0 in the entry for unknown ports, ICMP's in the one that lets pings be answered.
         pub proto: u8,
         /// Always 0.
         pub zero: u8,
@@ -35,5 +35,6 @@ pub const KIND_LOAD_BALANCER: u32 = 2;
 pub const KIND_EXTERNAL_IP: u32 = 3;
 /// A NodePort on loopback; only for sockets of the host's network namespace (`semantics.md` F39).
 pub const KIND_LOOPBACK: u32 = 4;
-/// Every port of a ClusterIP that no Service port uses: refused (`semantics.md` V-4). `service` is meaningless.
+/// Every port of a ClusterIP that no Service port uses: refused (`semantics.md` V-4). `service` is meaningless. With
+/// ICMP's number: pings of the address are answered (F32).
 pub const KIND_UNKNOWN_PORT: u32 = 5;

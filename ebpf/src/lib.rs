@@ -86,8 +86,8 @@ pub mod maps {
     /// The ABI version in which layout and meaning of a map became what they are. A map that is older than that begins
     /// empty after an upgrade; all others are taken over with what they hold (`docs/adr/0006-upgrades.md`).
     #[must_use]
-    pub const fn changed_in(_map: &str) -> u32 {
-        1
+    pub fn changed_in(map: &str) -> u32 {
+        if map == DEVICES { 2 } else { 1 }
     }
 
     /// Every map there is.
@@ -134,6 +134,9 @@ pub mod meta {
     pub const WORKLOAD_PROGRAMS: u32 = 5;
     /// 1 = those are the programs for clients: pods dial frontends packet by packet. For the agent's successor.
     pub const PODS_DIAL: u32 = 6;
+    /// First (high half) and last IPv4 address, host order, that has an entry for its unknown ports, or is a service
+    /// CIDR's; 0 = there is none.
+    pub const GUARDED_V4: u32 = 7;
     /// Size of the array.
     pub const SIZE: u32 = 8;
 }
@@ -166,10 +169,13 @@ pub mod globals {
     pub const SNAT_COUNT: &str = "SNAT_COUNT";
     /// u32: 1 = every client of a ClusterIP is hidden (`semantics.md` 6.2 step 4).
     pub const MASQUERADE_ALL: &str = "MASQUERADE_ALL";
-    /// u32: 1 = `POD_RANGES` says who is a pod; 0 = nobody is, and clients of a ClusterIP are not hidden (DL-5).
+    /// u32: 1 = `POD_RANGES` says who is a pod; 2 = the device that a packet comes through does (DL-3, DL-4); 0 = nobody
+    /// is, and clients of a ClusterIP are not hidden (DL-5).
     pub const DETECT_PODS: &str = "DETECT_PODS";
     /// u32: 1 = a client from outside is not hidden from a backend on this node, whatever the policy.
     pub const KEEP_CLIENT: &str = "KEEP_CLIENT";
+    /// u32: 1 = pings of virtual addresses are answered (`semantics.md` F32).
+    pub const ANSWER_PINGS: &str = "ANSWER_PINGS";
     /// u32: 1 where the kernel knows BPF_F_IPV6 (6.16): IPv6 addresses are replaced under CHECKSUM_COMPLETE too.
     pub const CSUM_IPV6: &str = "CSUM_IPV6";
     /// u32: 1 where cgroup programs may ask for the running process (5.8 or later): records name it.

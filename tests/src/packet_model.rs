@@ -245,7 +245,7 @@ impl Model {
             Some(true) => bytes.get(ETH + 6) == Some(&ICMPV6),
             None => false,
         };
-        if ours == 0 && !(to_clients && (self.plain || (self.masqueraded && is_icmp))) {
+        if ours == 0 && !((to_clients && self.plain) || (self.masqueraded && is_icmp)) {
             return (Fate::Untouched, mark);
         }
         let Some(p) = self.parse(bytes, true) else { return (Fate::Untouched, mark) };

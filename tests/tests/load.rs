@@ -10,7 +10,7 @@ use aya::{
 };
 use sheave_agent::datapath::{
     Limits,
-    load::{self, Features, PacketSwitches, Switches},
+    load::{self, Features, PacketSwitches, PodSign, Switches},
     pins::Pins,
 };
 use sheave_tests::{lab::Lab, node::Node};
@@ -22,9 +22,15 @@ fn extremes() -> [(&'static str, Switches, Features); 2] {
         loopback_node_ports: true,
         bind_protection: true,
         track_tcp: true,
-        packets: PacketSwitches { masquerade_all: true, detect_pods: true, keep_client: true, ..Default::default() },
+        packets: PacketSwitches {
+            masquerade_all: true,
+            pods: PodSign::Device,
+            keep_client: true,
+            answer_pings: true,
+            ..Default::default()
+        },
     };
-    let packets = PacketSwitches { detect_pods: false, ..Default::default() };
+    let packets = PacketSwitches { pods: PodSign::Nothing, ..Default::default() };
     let nothing = Switches { packets, ..Default::default() };
     [("everything this kernel can", all, Features::probe(true)), ("nothing optional", nothing, Features::default())]
 }

@@ -3,18 +3,21 @@
 //! `SHEAVE_SEED` repeats a run, `SHEAVE_PACKETS` sets its length. A failure prints both and the packet.
 
 use std::{
-    collections::HashMap as Map,
+    collections::HashMap as Tally,
     net::{IpAddr, SocketAddr},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader, Pod, TestRun as _, TestRunOptions,
-    maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, lpm_trie},
+    maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, lpm_trie},
     programs::SchedClassifier,
 };
-use sheave_agent::OBJECT;
+use sheave_agent::{
+    OBJECT,
+    datapath::{guarded, words::Words},
+};
 use sheave_ebpf::{
     addr::Addr,
     backend::Backend,
@@ -22,7 +25,7 @@ use sheave_ebpf::{
     counter::Counter,
     device::{ADDRESS_OWN, Device},
     frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT},
-    globals, meta,
+    globals, maps, meta,
     service::{
         Config, FLAG_EXTERNAL_LOCAL, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP, VERDICT_REJECT, Word, config_index,
         word_index,
@@ -30,8 +33,9 @@ use sheave_ebpf::{
     source_range::{FULL_BITS, SourceRange},
 };
 use sheave_tests::{
-    packet::{self, ACK, Draft, ETH, FIN, RST, SCTP, SYN, TCP, UDP},
+    packet::{self, ACK, ETH, RST, SCTP, TCP, UDP},
     packet_model::{Fate, Hidden, MASQUERADE, Model, REPLY, Rule},
+    packet_traffic::{Random, Traffic, socket},
     skip,
 };
 
@@ -60,14 +64,14 @@ fn programs_and_model_agree() -> Result<()> {
     let mut traffic = Traffic { random: Random(seed), recent: Vec::new() };
     let mut model = world();
     subject.program(&model)?;
-    let mut tally = Map::new();
+    let mut tally = Tally::new();
     for i in 0..packets as usize {
         if i % EPOCH == 0 {
             subject.clear()?;
             model.clear();
             traffic.recent.clear();
         }
-        let packet = traffic.next(&model);
+        let packet = traffic.draw(&model);
         let hook = HOOKS[traffic.random.below(HOOKS.len())];
         let mark = [0, 0, MASQUERADE, MASQUERADE, REPLY, 0x4001, 0x4000 | REPLY][traffic.random.below(7)];
         let (fate, output, out_mark) = match step(&mut subject, &mut model, hook, &packet, mark) {
@@ -142,7 +146,7 @@ fn step(
             ensure!(verdict == TCX_NEXT, "verdict {verdict} though {free:?} are free");
             let port = subject.hidden_behind(hidden).context("no entry hides the client")?;
             ensure!(free.contains(&port), "port {port} is not one of {free:?}");
-            let Some(Fate::Changed(bytes)) = model.hide(packet, hidden, port) else { anyhow::bail!("no packet") };
+            let Some(Fate::Changed(bytes)) = model.hide(packet, hidden, port) else { bail!("no packet") };
             goes_on(&bytes)?;
             "hidden"
         }
@@ -211,19 +215,6 @@ enum Hook {
 }
 
 const HOOKS: [Hook; 4] = [Hook::Ingress, Hook::PodIngress, Hook::Egress, Hook::PodEgress];
-
-const CLIENTS: [&str; 6] = [
-    "198.51.100.10:1000",
-    "198.51.100.10:10000",
-    "198.51.100.11:1000",
-    "[2001:db8:100::10]:1000",
-    "[2001:db8:100::10]:10001",
-    "[2001:db8:100::11]:1000",
-];
-
-fn socket(text: &str) -> SocketAddr {
-    text.parse().expect("an address and a port")
-}
 
 /// Every kind of frontend, in both families, several of them with one backend.
 fn world() -> Model {
@@ -323,9 +314,11 @@ impl Subject {
         for ip in &model.guarded {
             let key = FrontendKey { addr: (*ip).into(), port: 0, proto: 0, zero: 0 };
             self.insert("FRONTENDS", &key, &Frontend { service: 0, kind: KIND_UNKNOWN_PORT })?;
+            let Map::Array(meta) = self.ebpf.map("META").context("META")? else { bail!("META is no array") };
+            guarded::widen(&Words::new(maps::META, meta)?, &key.addr)?;
         }
         let [v4, v6] = [model.node[0], model.node[1]].map(Addr::from);
-        self.insert("DEVICES", &1_u32, &Device { v4, v6 })?;
+        self.insert("DEVICES", &1_u32, &Device { v4, v6, flags: 0, zero: 0 })?;
         self.insert("NODE_ADDRESSES", &v4, &ADDRESS_OWN)?;
         self.insert("NODE_ADDRESSES", &v6, &ADDRESS_OWN)?;
         Ok(())
@@ -398,123 +391,4 @@ fn program(ebpf: &mut Ebpf, hook: Hook) -> Result<&mut SchedClassifier> {
         Hook::PodEgress => "tc_pod_egress",
     };
     Ok(ebpf.program_mut(name).context(name)?.try_into()?)
-}
-
-/// xorshift64
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % n as u64).unwrap_or(0)
-    }
-
-    fn once_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
-
-/// What comes along.
-struct Traffic {
-    random: Random,
-    /// Packets as they left, to be answered, repeated and complained about.
-    recent: Vec<Vec<u8>>,
-}
-
-impl Traffic {
-    fn next(&mut self, model: &Model) -> Vec<u8> {
-        let mut packet = match self.random.below(10) {
-            0..4 => self.dialling(model),
-            4..7 => self.answering().unwrap_or_else(|| self.dialling(model)),
-            7 => self.again().unwrap_or_else(|| self.dialling(model)),
-            _ => self.complaint().unwrap_or_else(|| self.dialling(model)),
-        };
-        match self.random.below(16) {
-            0 => packet.truncate(ETH + self.random.below(packet.len() - ETH + 1)),
-            1 | 2 => {
-                let at = 12 + self.random.below(packet.len() - 12);
-                packet[at] ^= 1 << self.random.below(8);
-            }
-            3 => packet.extend(vec![0xaa; self.random.below(9)]),
-            _ => {}
-        }
-        packet
-    }
-
-    fn dialling(&mut self, model: &Model) -> Vec<u8> {
-        let src = socket(CLIENTS[self.random.below(CLIENTS.len())]);
-        let mut frontends: Vec<_> = model.rules.keys().filter(|(_, dst)| dst.is_ipv4() == src.is_ipv4()).collect();
-        frontends.sort();
-        let (proto, mut dst) = *frontends[self.random.below(frontends.len())];
-        if self.random.once_in(8) {
-            dst.set_port(dst.port() + 7); // nobody's, or one that hides clients
-        }
-        let mut draft = self.draft(proto, src, dst);
-        if proto == TCP && !self.random.once_in(3) {
-            draft.tcp = SYN;
-        }
-        draft.bytes()
-    }
-
-    /// The way back of something that went out.
-    fn answering(&mut self) -> Option<Vec<u8>> {
-        let (proto, src, dst) = self.pick()?;
-        Some(self.draft(proto, dst, src).bytes())
-    }
-
-    /// The same way once more.
-    fn again(&mut self) -> Option<Vec<u8>> {
-        let (proto, src, dst) = self.pick()?;
-        Some(self.draft(proto, src, dst).bytes())
-    }
-
-    fn pick(&mut self) -> Option<(u8, SocketAddr, SocketAddr)> {
-        if self.recent.is_empty() {
-            return None;
-        }
-        let recent = &self.recent[self.random.below(self.recent.len())];
-        let ip = packet::ip(recent, ETH, packet::version(recent)?)?;
-        let (src, dst) = packet::ports(recent, ip.l4)?;
-        [TCP, UDP, SCTP].contains(&ip.proto).then_some((
-            ip.proto,
-            SocketAddr::new(ip.src, src),
-            SocketAddr::new(ip.dst, dst),
-        ))
-    }
-
-    /// An ICMP error about something that went out, from its destination or from a router.
-    fn complaint(&mut self) -> Option<Vec<u8>> {
-        if self.recent.is_empty() {
-            return None;
-        }
-        let about = self.recent[self.random.below(self.recent.len())].clone();
-        let ip = packet::ip(&about, ETH, packet::version(&about)?)?;
-        let router = if ip.src.is_ipv4() { "192.0.2.1:0" } else { "[2001:db8::1]:0" };
-        let from = if self.random.once_in(2) { SocketAddr::new(ip.dst, 0) } else { socket(router) };
-        let to = if self.random.once_in(20) { socket(router) } else { SocketAddr::new(ip.src, 0) };
-        if from.is_ipv4() != to.is_ipv4() {
-            return None;
-        }
-        let quote = if self.random.once_in(2) { usize::MAX } else { ip.l4 - ETH + self.random.below(24) };
-        Some(Draft { extras: self.random.once_in(8), ..Draft::new(TCP, from, to) }.error(&about[ETH..], quote))
-    }
-
-    fn draft(&mut self, proto: u8, src: SocketAddr, dst: SocketAddr) -> Draft {
-        let tcp = [ACK, ACK, SYN | ACK, ACK | FIN, RST, SYN, ACK, FIN | SYN][self.random.below(8)];
-        let fragment = match self.random.below(12) {
-            0 => Some((0, true, 1 + self.random.below(4) as u32)),
-            1 => Some((8 + 8 * self.random.below(3) as u16, self.random.once_in(2), 1 + self.random.below(4) as u32)),
-            _ => None,
-        };
-        Draft {
-            tcp,
-            payload: vec![0x55; self.random.below(40)],
-            extras: self.random.once_in(8),
-            without_checksum: proto == UDP && src.is_ipv4() && self.random.once_in(6),
-            fragment,
-            ..Draft::new(proto, src, dst)
-        }
-    }
 }

@@ -1,146 +1,15 @@
 //! The packet path on networks as they are: small links, fragments, a full turn of the flow table.
 
-use std::{
-    fs,
-    io::{Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    process::Command,
-    sync::mpsc,
-    thread,
-    time::Duration,
-};
+use std::{fs, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sheave_tests::{
     client::Way,
     lab::Lab,
-    node::Pod,
-    objects::{Slice, Svc},
-    place::Place,
+    transfer::{in_both_families, serve},
     wait::{SOON, eventually},
 };
-
-/// Longer than any round trip here, and short of a TCP retransmission that would hide a lost error.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// A NodePort service for TCP and UDP in both families, on target port 7000, served by one pod.
-fn serve(lab: &Lab, name: &str, number: u16, pod: &Pod, policy: &str) -> Result<()> {
-    let node = if pod.v4.octets()[2] == 1 { "n1" } else { "n2" };
-    let node_port = 30_000 + number;
-    let service = Svc::new(name).ip(&format!("10.96.0.{number}")).ip(&format!("2001:db8:96::{number}"));
-    let service = service.port("t", 80, "TCP").node_port(node_port).port("u", 80, "UDP").node_port(node_port);
-    lab.apply(&[&service.set("externalTrafficPolicy", json!(policy))])?;
-    for (family, address) in [("v4", pod.v4.to_string()), ("v6", pod.v6.to_string())] {
-        let slice = Slice::new(&format!("{name}-{family}"), name);
-        lab.apply(&[&slice.port("t", 7000, "TCP").port("u", 7000, "UDP").ready(&address, node)])?;
-    }
-    Ok(())
-}
-
-/// Runs a server in a pod while a client runs outside. Both bind to whatever family they are given.
-fn with_server<S, C>(pod: &Pod, outside: &Place, v6: bool, server: S, client: C) -> Result<()>
-where
-    S: FnOnce(IpAddr, &dyn Fn()) -> Result<()> + Send,
-    C: FnOnce() -> Result<()> + Send,
-{
-    let ip: IpAddr = if v6 { pod.v6.into() } else { pod.v4.into() };
-    thread::scope(|scope| {
-        let (listening, is_listening) = mpsc::channel();
-        let serving = scope.spawn(move || {
-            pod.place.enter(move || {
-                server(ip, &|| {
-                    let _ = listening.send(());
-                })
-            })
-        });
-        is_listening.recv_timeout(SOON).context("the server listens")?;
-        outside.enter(client)??;
-        serving.join().map_err(|_| anyhow::anyhow!("the server panicked"))??
-    })
-}
-
-/// A stream of bytes there and back, whole.
-fn transfer(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> {
-    const AMOUNT: usize = 300_000;
-    let server = |ip: IpAddr, listens: &dyn Fn()| {
-        let listener = TcpListener::bind((ip, 7000))?;
-        listens();
-        let (mut stream, _) = listener.accept()?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut bytes = vec![0; AMOUNT];
-        stream.read_exact(&mut bytes).context("the server reads")?;
-        stream.write_all(&bytes)?;
-        Ok(())
-    };
-    let client = || {
-        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(node, port), PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let sent: Vec<u8> = (0..AMOUNT).map(|i| (i % 251) as u8).collect();
-        stream.write_all(&sent)?;
-        let mut received = vec![0; AMOUNT];
-        stream.read_exact(&mut received).context("the client reads")?;
-        ensure!(sent == received, "what came back is not what was sent");
-        Ok(())
-    };
-    with_server(pod, outside, node.is_ipv6(), server, client)
-}
-
-/// Datagrams of several sizes there and back, whole.
-fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> {
-    const SIZES: [usize; 6] = [100, 1472, 1473, 4000, 9000, 60_000];
-    let server = |ip: IpAddr, listens: &dyn Fn()| {
-        let socket = UdpSocket::bind((ip, 7000))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        listens();
-        let mut bytes = vec![0; 65_536];
-        loop {
-            match socket.recv_from(&mut bytes).context("the server receives")? {
-                (0, _) => return Ok(()),
-                (length, from) => socket.send_to(&bytes[..length], from)?,
-            };
-        }
-    };
-    let client = || {
-        let any: IpAddr = if node.is_ipv6() { "::".parse()? } else { "0.0.0.0".parse()? };
-        let socket = UdpSocket::bind((any, 0))?;
-        socket.set_read_timeout(Some(Duration::from_millis(500)))?;
-        socket.connect((node, port))?;
-        let mut received = vec![0; 65_536];
-        for size in SIZES {
-            let sent: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
-            // The first one of a size may be lost to "too big", there and back: both ends know then.
-            let answer = (0..4).find_map(|_| socket.send(&sent).and_then(|_| socket.recv(&mut received)).ok());
-            let length = answer.with_context(|| format!("no answer to {size} bytes"))?;
-            ensure!(received[..length] == sent, "{size} bytes came back changed");
-        }
-        socket.send(&[])?;
-        Ok(())
-    };
-    with_server(pod, outside, node.is_ipv6(), server, client)
-}
-
-/// Two nodes with a pod each, served hidden (30001 on n1's pod, 30002 on n2's) and seen (30003), as somebody has changed
-/// their network before the agents start.
-fn in_both_families(v6: bool, change: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
-    let Some(lab) = Lab::new(2)? else { return Ok(()) };
-    let (a, b) = (lab.n1().pod(10)?, lab.n2().pod(20)?);
-    serve(&lab, "near", 1, &a, "Cluster")?;
-    serve(&lab, "far", 2, &b, "Cluster")?;
-    serve(&lab, "seen", 3, &a, "Local")?;
-    change(&lab)?;
-    let _agents = [lab.n1().agent()?, lab.n2().agent()?];
-    for (pod, port) in [(&a, 30001), (&b, 30002), (&a, 30003)] {
-        for node in [IpAddr::from(lab.n1().v4), IpAddr::from(lab.n1().v6)] {
-            if node.is_ipv6() && !v6 {
-                continue;
-            }
-            transfer(pod, &lab.outside, node, port).with_context(|| format!("a stream to {node} port {port}"))?;
-            datagrams(pod, &lab.outside, node, port).with_context(|| format!("datagrams to {node} port {port}"))?;
-        }
-    }
-    Ok(())
-}
 
 /// F33: links in the middle that are smaller than both ends believe. Nothing gets through unless "too big" finds its way
 /// back through both translations, to the client and to the backend. F34: and datagrams in fragments, both ways.

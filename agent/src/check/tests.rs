@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Finding, Grade, judge};
+use super::{Finding, Grade, Plan, judge};
 use crate::datapath::probe::{Bpf, Capabilities, Facts, parse_mounts};
 
 const UNIFIED: &str = "\
@@ -37,7 +37,12 @@ fn good() -> Facts {
 }
 
 fn findings(facts: &Facts, cgroup_root: Option<&str>) -> Vec<Finding> {
-    judge(facts, Path::new("/sys/fs/bpf"), cgroup_root.map(Path::new))
+    judge_ports(facts, cgroup_root, (10_000, 29_999))
+}
+
+fn judge_ports(facts: &Facts, cgroup_root: Option<&str>, snat_ports: (u16, u16)) -> Vec<Finding> {
+    let cgroup_root = cgroup_root.map(Path::new);
+    judge(facts, Plan { bpffs: Path::new("/sys/fs/bpf"), cgroup_root, snat_ports: Some(snat_ports) })
 }
 
 #[test]
@@ -104,7 +109,14 @@ fn each_fault_is_found_once_graded_and_answered_with_advice() {
         }),
         ("no forwarding", Grade::Warn, "forwarding", "ip_forward", |f| f.forward_v4 = false),
         ("no IPv6 forwarding", Grade::Warn, "forwarding", "ipv6", |f| f.forward_v6 = Some(false)),
-        ("ephemeral NodePorts", Grade::Warn, "NodePorts", "reserved", |f| f.local_ports = (1024, 65_535)),
+        ("ephemeral NodePorts", Grade::Warn, "NodePorts", "reserved", |f| f.local_ports = (30_000, 65_535)),
+        ("ephemeral masquerade ports", Grade::Warn, "masquerade ports", "--snat-ports", |f| {
+            f.local_ports = (20_000, 29_999);
+        }),
+        ("partly reserved masquerade ports", Grade::Warn, "masquerade ports", "ip_local_reserved_ports", |f| {
+            f.local_ports = (20_000, 29_999);
+            f.reserved_ports = "20000-29000,29002-29999".to_owned();
+        }),
     ];
     for (case, grade, name, advice, change) in cases {
         let mut facts = good();
@@ -129,7 +141,7 @@ fn what_is_no_fault_passes() {
         ("no IPv6", |f| f.forward_v6 = None),
         ("reserved NodePorts", |f| {
             f.local_ports = (1024, 65_535);
-            f.reserved_ports = "30000-32767".to_owned();
+            f.reserved_ports = "10000-29999,30000-32767".to_owned();
         }),
     ];
     for (case, change) in cases {
@@ -150,5 +162,20 @@ fn a_cgroup_root_that_was_named_is_believed_where_it_can_be() {
         let finding = findings(&facts, Some(root)).into_iter().find(|f| f.name == "cgroup v2").unwrap();
         assert_eq!(finding.status, grade, "{case}");
         assert!(finding.found.contains(text), "{case}: {finding:?}");
+    }
+}
+
+#[test]
+fn masquerade_ports_shall_be_nobody_elses() {
+    for (ports, grade) in [
+        ((10_000, 29_999), Grade::Ok),
+        ((29_000, 30_000), Grade::Warn),
+        ((32_767, 32_767), Grade::Warn),
+        ((61_000, 65_535), Grade::Ok),
+        ((1, 65_535), Grade::Warn),
+    ] {
+        let findings = judge_ports(&good(), None, ports);
+        let found = findings.iter().find(|f| f.name == "masquerade ports").unwrap();
+        assert_eq!(found.status, grade, "{ports:?}: {found:?}");
     }
 }

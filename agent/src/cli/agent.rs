@@ -21,7 +21,7 @@ use crate::{
     exit::{self, Refused},
     logging::{self, LogFormat},
     model::{Algorithm, ServiceName},
-    options::{AgentOptions, PacketOptions, SourceOptions},
+    options::{AgentOptions, FromPods, SourceOptions},
     plan::{
         group::{ExternalIps, PlanOptions},
         maglev,
@@ -212,7 +212,7 @@ impl AgentArgs {
             (true, cidrs) if cidrs.is_empty() => ExternalIps::Allow,
             (true, cidrs) => ExternalIps::Within(cidrs),
         };
-        let packets = PacketOptions::from(self.packets);
+        let packets = self.packets.options(self.host_sockets_only);
         Ok(AgentOptions {
             source: match self.manifests {
                 Some(directory) => SourceOptions::Manifests(directory),
@@ -232,7 +232,8 @@ impl AgentArgs {
                 external_ips,
                 loopback_node_ports: self.loopback_nodeports,
                 refuse_unknown_ports: self.refuse_unknown_ports,
-                judge_pods_by_packet: packets.enabled,
+                judge_pods_by_packet: packets.enabled && packets.from_pods != FromPods::Never,
+                answer_pings: packets.switches.answer_pings,
             },
             node_port_addresses: self.nodeport_addresses,
             service_cidrs: self.service_cidrs,

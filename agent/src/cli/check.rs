@@ -8,9 +8,13 @@ use std::{
 use anyhow::bail;
 use clap::Args;
 
-use super::{host::HostArgs, list::Output};
+use super::{
+    host::HostArgs,
+    list::Output,
+    packets::{SNAT_PORTS, snat_ports},
+};
 use crate::{
-    check::{self, Finding, Grade},
+    check::{self, Finding, Grade, Plan},
     datapath::probe::Facts,
     exit::{self, Unwell},
     lock, render, takeover,
@@ -36,6 +40,9 @@ pub struct CheckArgs {
     /// Root of the cgroup v2 tree that the agent would be given [default: found in /proc/self/mountinfo]
     #[arg(long, value_name = "DIR", env = "SHEAVE_CGROUP_ROOT", help_heading = "Host")]
     cgroup_root: Option<PathBuf>,
+    /// Ports that hide clients, as the agent would be given them
+    #[arg(long, value_name = "FIRST-LAST", default_value = SNAT_PORTS, value_parser = snat_ports)]
+    snat_ports: (u16, u16),
 }
 
 impl CheckArgs {
@@ -43,7 +50,8 @@ impl CheckArgs {
     pub fn run(self) -> anyhow::Result<()> {
         let paths = self.host.paths();
         let told = self.cgroup_root.as_deref();
-        let mut findings = check::judge(&Facts::gather(told), &paths.bpffs, told);
+        let plan = Plan { bpffs: &paths.bpffs, cgroup_root: told, snat_ports: Some(self.snat_ports) };
+        let mut findings = check::judge(&Facts::gather(told), plan);
         findings.push(running(lock::holder(&paths)));
         findings.push(takeover::finding(&paths));
         let missing = findings.iter().any(|f| f.status == Grade::Fail);

@@ -4,9 +4,12 @@ use clap::{ArgAction::Set, Args, ValueEnum};
 use ipnet::IpNet;
 
 use crate::{
-    datapath::load::PacketSwitches,
-    options::{PacketOptions, PodDetection, TcAttach},
+    datapath::load::{PacketSwitches, PodSign},
+    options::{FromPods, PacketOptions, PodDetection, TcAttach},
 };
+
+/// `--snat-ports` where nothing else is said.
+pub const SNAT_PORTS: &str = "10000-29999";
 
 /// Flags of the packet path.
 #[derive(Debug, Args)]
@@ -20,19 +23,32 @@ pub struct PacketArgs {
     /// route]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     devices: Vec<String>,
-    /// Translate packets on workloads' devices too: for pods whose sockets the host's kernel does not see
-    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true")]
-    pod_packets: bool,
+    /// Translate what pods send packet by packet too. auto: while there is an SCTP Service, for whose sockets the kernel
+    /// has no hook, and with --host-sockets-only; on: also for pods whose sockets the host's kernel does not see (Kata,
+    /// gVisor, virtual machines)
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = PodPacketsArg::Auto, num_args = 0..=1,
+          require_equals = true, default_missing_value = "on")]
+    pod_packets: PodPacketsArg,
     /// Put programs on devices by tcx where the kernel has it, or always as filters of a clsact qdisc
     #[arg(long, value_enum, value_name = "HOW", default_value_t = AttachArg::Auto)]
     tc_attach: AttachArg,
-    /// Which sources are pods: addresses in the cluster's pod networks, in this node's, or none
+    /// Which clients are pods: those with addresses in the cluster's pod networks, or in this node's; those behind a
+    /// bridge, or behind devices named alike; or none
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = DetectArg::Cluster)]
     detect_pods: DetectArg,
     /// The cluster's pod networks [default: those of all Nodes]
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     cluster_cidr: Vec<IpNet>,
+    /// With --detect-pods=bridge, the bridge
+    #[arg(long, value_name = "NAME", required_if_eq("detect_pods", "bridge"))]
+    pod_bridge_interface: Option<String>,
+    /// With --detect-pods=prefix, how the names of pods' devices begin
+    #[arg(long, value_name = "PREFIX", required_if_eq("detect_pods", "prefix"))]
+    pod_interface_name_prefix: Option<String>,
+    /// Answer pings of ClusterIPs, load balancers' and external addresses that come from outside this node
+    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
+    answer_pings: bool,
     /// Hide every client of a ClusterIP from the backend, pods too
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
@@ -42,7 +58,7 @@ pub struct PacketArgs {
           default_missing_value = "true")]
     preserve_client_ip_for_local_backends: bool,
     /// Ports that hide clients; apart from NodePorts and from the host's own (net.ipv4.ip_local_port_range)
-    #[arg(long, value_name = "FIRST-LAST", default_value = "10000-29999", value_parser = ports)]
+    #[arg(long, value_name = "FIRST-LAST", default_value = SNAT_PORTS, value_parser = snat_ports)]
     snat_ports: (u16, u16),
     /// The first of two neighbouring bits of the packet mark, for use between ingress and egress
     #[arg(long, value_name = "N", default_value_t = PacketSwitches::default().mark_bit,
@@ -60,21 +76,42 @@ enum AttachArg {
 enum DetectArg {
     Cluster,
     Node,
+    Bridge,
+    Prefix,
     None,
 }
 
-impl From<PacketArgs> for PacketOptions {
-    fn from(args: PacketArgs) -> Self {
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PodPacketsArg {
+    Auto,
+    /// YAML reads `on` as true.
+    #[value(alias = "true")]
+    On,
+    #[value(alias = "false")]
+    Off,
+}
+
+impl PacketArgs {
+    /// Validated; `host_sockets_only` says that no pod's socket is translated.
+    pub fn options(self, host_sockets_only: bool) -> PacketOptions {
+        let args = self;
         let detection = match args.detect_pods {
             DetectArg::Cluster if args.cluster_cidr.is_empty() => PodDetection::AllNodes,
             DetectArg::Cluster => PodDetection::Within(args.cluster_cidr.into_iter().collect()),
             DetectArg::Node => PodDetection::ThisNode,
+            DetectArg::Bridge => PodDetection::Bridge(args.pod_bridge_interface.unwrap_or_default()),
+            DetectArg::Prefix => PodDetection::Prefix(args.pod_interface_name_prefix.unwrap_or_default()),
             DetectArg::None => PodDetection::Never,
         };
-        Self {
+        PacketOptions {
             enabled: args.packet_path,
             devices: args.devices,
-            from_pods: args.pod_packets,
+            from_pods: match args.pod_packets {
+                PodPacketsArg::On => FromPods::Always,
+                PodPacketsArg::Auto if host_sockets_only => FromPods::Always,
+                PodPacketsArg::Auto => FromPods::Sctp,
+                PodPacketsArg::Off => FromPods::Never,
+            },
             attach: match args.tc_attach {
                 AttachArg::Auto => TcAttach::Auto,
                 AttachArg::Clsact => TcAttach::Clsact,
@@ -83,15 +120,21 @@ impl From<PacketArgs> for PacketOptions {
                 mark_bit: args.mark_bit,
                 snat_ports: args.snat_ports,
                 masquerade_all: args.masquerade_all,
-                detect_pods: detection != PodDetection::Never,
+                pods: match detection {
+                    PodDetection::AllNodes | PodDetection::ThisNode | PodDetection::Within(_) => PodSign::Address,
+                    PodDetection::Bridge(_) | PodDetection::Prefix(_) => PodSign::Device,
+                    PodDetection::Never => PodSign::Nothing,
+                },
                 keep_client: args.preserve_client_ip_for_local_backends,
+                answer_pings: args.answer_pings,
             },
             detection,
         }
     }
 }
 
-fn ports(text: &str) -> Result<(u16, u16), String> {
+/// Parses `--snat-ports`.
+pub fn snat_ports(text: &str) -> Result<(u16, u16), String> {
     let parsed = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
     match parsed {
         Some((first, last)) if 0 < first && first <= last => Ok((first, last)),

@@ -136,18 +136,10 @@ pub const ROWS: &[Row] = &[
     value(
         "detect-local-mode",
         &["detectLocalMode"],
-        Means(detect_local, "NodeCIDR: `--detect-pods=node`; the others: `--detect-pods=cluster`"),
+        Means(detect_local, "`--detect-pods` cluster, node, bridge or prefix"),
     ),
-    value(
-        "pod-bridge-interface",
-        &["detectLocal.bridgeInterface"],
-        Nothing("has no effect: sheave knows pods by their addresses, see --detect-pods"),
-    ),
-    value(
-        "pod-interface-name-prefix",
-        &["detectLocal.interfaceNamePrefix"],
-        Nothing("has no effect: sheave knows pods by their addresses, see --detect-pods"),
-    ),
+    field(&["detectLocal.bridgeInterface"], Becomes("pod-bridge-interface")),
+    field(&["detectLocal.interfaceNamePrefix"], Becomes("pod-interface-name-prefix")),
     field(&["clusterCIDR"], Becomes("cluster-cidr")),
     field(&["nodePortAddresses"], Becomes("nodeport-addresses")),
     // Connection tracking
@@ -257,9 +249,8 @@ fn detect_local(settings: &mut Settings, value: &str, origin: &str) -> Result<()
     match value {
         "" | "ClusterCIDR" => {}
         "NodeCIDR" => settings.add("detect-pods", "node", origin),
-        "BridgeInterface" | "InterfaceNamePrefix" => settings.remark(format!(
-            "{origin} {value} is read as ClusterCIDR: sheave knows pods by their addresses, see --detect-pods"
-        )),
+        "BridgeInterface" => settings.add("detect-pods", "bridge", origin),
+        "InterfaceNamePrefix" => settings.add("detect-pods", "prefix", origin),
         _ => return Err("is none of kube-proxy's modes of local detection".to_owned()),
     }
     Ok(())

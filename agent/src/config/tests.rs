@@ -75,6 +75,14 @@ fn fields_become_flags() {
         ("mode: nftables\nnftables: {masqueradeAll: true}", "masquerade-all=true"),
         ("mode: nftables\niptables: {masqueradeAll: false, localhostNodePorts: false}", "loopback-nodeports=false"),
         ("mode: nftables\ndetectLocalMode: NodeCIDR", "detect-pods=node"),
+        (
+            "mode: nftables\ndetectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}",
+            "detect-pods=bridge pod-bridge-interface=cni0",
+        ),
+        (
+            "mode: nftables\ndetectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}",
+            "detect-pods=prefix pod-interface-name-prefix=cali",
+        ),
         ("mode: ipvs\nipvs: {scheduler: lc}", "lb-algorithm=least-connections nodeport-addresses=all"),
         ("mode: nftables\nlogging: {format: json, verbosity: 4}", "log-format=json log-level=debug"),
     ] {
@@ -90,7 +98,6 @@ fn what_has_no_effect_is_answered_with_a_sentence() {
         ("conntrack: {min: 131072}", "conntrack.min in /etc/c.conf has no effect: sheave does not use netfilter's"),
         ("iptables: {syncPeriod: 30s}", "iptables.syncPeriod in /etc/c.conf has no effect"),
         ("featureGates: {NFTablesProxyMode: true}", "featureGates.NFTablesProxyMode in /etc/c.conf has no effect"),
-        ("detectLocalMode: BridgeInterface", "is read as ClusterCIDR"),
         ("clusterCIDRs: 10.0.0.0/8", "clusterCIDRs in /etc/c.conf is no field of kube-proxy"),
     ] {
         let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}");

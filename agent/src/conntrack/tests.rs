@@ -54,6 +54,7 @@ fn collect(table: &mut HashMap<Tuple, Flow>, now: u32) -> (usize, usize) {
 #[test]
 fn a_flow_lives_while_either_side_may_speak_and_goes_whole() {
     const ANY: u32 = seen::ANY;
+    const STREAM: u32 = seen::STREAM;
     const FIN: u32 = seen::ANY | seen::FIN;
     const RST: u32 = seen::ANY | seen::RST;
     let cases = [
@@ -69,8 +70,10 @@ fn a_flow_lives_while_either_side_may_speak_and_goes_whole() {
         ("both sides just closed", proto::TCP, (FIN, 1000), (FIN, 1000), 10, 4),
         ("reset by the backend", proto::TCP, (ANY, 1000), (RST, 1000), 11, 0),
         ("a question nobody answered", proto::UDP, (ANY, 1000), (0, 1000), 31, 0),
-        ("questions and answers", proto::UDP, (ANY, 1000), (ANY, 1000), 120, 4),
-        ("questions and answers, over", proto::UDP, (ANY, 1000), (ANY, 1000), 121, 0),
+        ("a question and its answer", proto::UDP, (ANY, 1000), (ANY, 1000), 30, 4),
+        ("a question and its answer, over", proto::UDP, (ANY, 1000), (ANY, 1000), 31, 0),
+        ("questions and answers", proto::UDP, (ANY | STREAM, 1000), (ANY, 1000), 120, 4),
+        ("questions and answers, over", proto::UDP, (ANY | STREAM, 1000), (ANY, 1000), 121, 0),
     ];
     for (name, protocol, dialled, replied, later, left) in cases {
         let mut table = table(protocol, dialled, replied);

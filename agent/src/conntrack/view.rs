@@ -63,7 +63,7 @@ fn view(
     let last = seen::time(flow.seen).max(seen::time(replies));
     let state = match Phase::of(tuple.proto, seen::flags(flow.seen), seen::flags(replies)) {
         Phase::Opening => "opening",
-        Phase::Open => "open",
+        Phase::Answered | Phase::Open => "open",
         Phase::Closing => "closing",
         Phase::Closed => "closed",
     };

@@ -35,9 +35,10 @@ pub struct Device {
 /// What a device is, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nature {
-    /// Loopback, our own, or a port of a bridge or bond: what it carries passes another device too, or nobody.
+    /// Loopback, our own, of a link layer that we cannot read, or a port of a bridge or bond: what it carries passes
+    /// another device too, or nobody.
     None,
-    /// Without a link layer: a tunnel of IP packets.
+    /// Without a link layer: a tunnel of IP packets, to other nodes' workloads most of the time.
     Tunnel,
     /// A virtual device such as workloads hang on.
     Workload,
@@ -63,8 +64,8 @@ impl Device {
     pub fn role(&self, named: &[String]) -> Option<Role> {
         let by_nature = || self.has_default_route || self.nature == Nature::Uplink;
         match self.nature {
-            Nature::None | Nature::Tunnel => None,
-            Nature::Workload | Nature::Overlay | Nature::Uplink => {
+            Nature::None => None,
+            Nature::Tunnel | Nature::Workload | Nature::Overlay | Nature::Uplink => {
                 let clients = if named.is_empty() { by_nature() } else { named.contains(&self.name) };
                 Some(if clients { Role::Clients } else { Role::Workloads })
             }
@@ -204,8 +205,16 @@ fn nature(kind: Option<&InfoKind>, port: Option<&InfoPortKind>, layer: LinkLayer
     if matches!(port, Some(InfoPortKind::Bridge | InfoPortKind::Bond | InfoPortKind::Team)) {
         return Nature::None;
     }
-    if layer != LinkLayerType::Ether {
-        return Nature::Tunnel;
+    match layer {
+        LinkLayerType::Ether => {}
+        // Packets of these begin with the IP header at both hooks.
+        LinkLayerType::None
+        | LinkLayerType::Rawip
+        | LinkLayerType::Ppp
+        | LinkLayerType::Tunnel
+        | LinkLayerType::Tunnel6
+        | LinkLayerType::Sit => return Nature::Tunnel,
+        _ => return Nature::None,
     }
     match kind {
         None | Some(InfoKind::Vlan | InfoKind::Bond | InfoKind::Team | InfoKind::MacVlan | InfoKind::IpVlan) => {
@@ -236,7 +245,15 @@ mod tests {
             ("a bond's port", of(None, Some(&InfoPortKind::Bond), ether), false, None, None),
             ("a port of a VRF", of(None, Some(&InfoPortKind::Vrf), ether), false, clients, workloads),
             ("an overlay", of(Some(&InfoKind::Vxlan), None, ether), false, workloads, workloads),
-            ("a tunnel of IP packets", of(Some(&InfoKind::Wireguard), None, LinkLayerType::None), true, None, None),
+            (
+                "a tunnel of IP packets",
+                of(Some(&InfoKind::Wireguard), None, LinkLayerType::None),
+                true,
+                clients,
+                workloads,
+            ),
+            ("IP in IP", of(None, None, LinkLayerType::Tunnel), false, workloads, workloads),
+            ("what we cannot read", of(None, None, LinkLayerType::Infiniband), true, None, None),
         ];
         for (name, nature, has_default_route, automatic, others_named) in cases {
             let device = Device { index: 7, name: "x".into(), nature, has_default_route, addresses: Vec::new() };

@@ -17,14 +17,14 @@ use sheave_ebpf::{
     affinity::AffinityKey,
     backend::{Backend, RETIRED},
     counter::Counter,
-    frontend::{Frontend, FrontendKey},
+    frontend::{Frontend, FrontendKey, KIND_UNKNOWN_PORT},
     maps,
     names::ServiceName,
     source_range::SourceRange,
 };
 
 use super::{
-    Datapath, Error, Limits, RangeKey, Result,
+    Datapath, Error, Limits, RangeKey, Result, guarded,
     load::MAX_SERVICE_CIDRS,
     pins::Pins,
     words::{self, Words},
@@ -160,6 +160,9 @@ impl Datapath for Kernel {
     }
 
     fn put_frontend(&mut self, key: &FrontendKey, value: &Frontend) -> Result<()> {
+        if value.kind == KIND_UNKNOWN_PORT {
+            guarded::widen(&self.meta, &key.addr)?;
+        }
         let full = |e| failed(e, maps::FRONTENDS, self.limits.frontends, "--max-frontends");
         self.frontends.insert(key, value, 0).map_err(full)
     }
@@ -205,6 +208,10 @@ impl Datapath for Kernel {
         let bits = |net: &IpNet| if net.addr().is_ipv4() { 96 } else { 0 } + u32::from(net.prefix_len());
         let entry = |(net, silent): (&IpNet, &bool)| ((bits(net), Addr::from(net.network())), u32::from(*silent));
         let wanted: BTreeMap<(u32, Addr), u32> = networks.iter().map(entry).collect();
+        for net in networks.keys() {
+            guarded::widen(&self.meta, &net.network().into())?;
+            guarded::widen(&self.meta, &net.broadcast().into())?;
+        }
         let name = maps::SERVICE_CIDRS;
         let present: Vec<_> = self.service_networks.keys().filter_map(std::result::Result::ok).collect();
         let known: BTreeSet<_> = present.iter().map(|key| (key.prefix_len(), key.data())).collect();

@@ -58,10 +58,24 @@ pub struct PacketSwitches {
     pub snat_ports: (u16, u16),
     /// Every client of a ClusterIP is hidden.
     pub masquerade_all: bool,
-    /// `POD_RANGES` says who is a pod.
-    pub detect_pods: bool,
+    /// What says who is a pod.
+    pub pods: PodSign,
     /// A client from outside is not hidden from a backend on this node.
     pub keep_client: bool,
+    /// Pings of virtual addresses are answered.
+    pub answer_pings: bool,
+}
+
+/// What says that a packet comes from a pod; the numbers are those of `DETECT_PODS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum PodSign {
+    /// Nothing does.
+    Nothing = 0,
+    /// Its source, by `POD_RANGES`.
+    Address = 1,
+    /// The device that it comes through.
+    Device = 2,
 }
 
 impl Default for PacketSwitches {
@@ -70,8 +84,9 @@ impl Default for PacketSwitches {
             mark_bit: 11,
             snat_ports: (10_000, 29_999),
             masquerade_all: false,
-            detect_pods: true,
+            pods: PodSign::Address,
             keep_client: false,
+            answer_pings: false,
         }
     }
 }
@@ -169,6 +184,8 @@ pub(super) fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
 pub struct Loaded {
     /// Programs not yet attached; dropping it detaches nothing that is pinned.
     pub ebpf: Ebpf,
+    /// The same for devices without a link layer; only its packet programs are of use.
+    pub tunnels: Ebpf,
     /// Every map, held.
     pub maps: Vec<Pinned>,
     /// One sentence each: limits that a pinned map does not have.
@@ -218,8 +235,9 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         (globals::SNAT_FIRST, first_port.into()),
         (globals::SNAT_COUNT, u32::from(last_port.saturating_sub(first_port)) + 1),
         (globals::MASQUERADE_ALL, flag(switches.packets.masquerade_all)),
-        (globals::DETECT_PODS, flag(switches.packets.detect_pods)),
+        (globals::DETECT_PODS, switches.packets.pods as u32),
         (globals::KEEP_CLIENT, flag(switches.packets.keep_client)),
+        (globals::ANSWER_PINGS, flag(switches.packets.answer_pings)),
         (globals::CSUM_IPV6, flag(features.csum_ipv6)),
         (globals::CURRENT_TASK, flag(features.current_task)),
     ];
@@ -227,15 +245,16 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         loader.override_global(name, value, true);
     }
     loader.override_global(globals::HOST_NETNS, &features.host_netns, true);
-    let ebpf = loader
-        .load(OBJECT)
-        .map_err(|e| Error::Incompatible(format!("the kernel refused the maps of sheave: {}", flatten(&e))))?;
+    let refused = |e| Error::Incompatible(format!("the kernel refused the maps of sheave: {}", flatten(&e)));
+    let ebpf = loader.load(OBJECT).map_err(refused)?;
+    loader.override_global(globals::LINK_HEADER, &0_u32, true);
+    let tunnels = loader.load(OBJECT).map_err(refused)?;
     let held = |name: &&str| {
         let pin = pins.map(name);
         Pinned::open(pin.clone()).map_err(|e| Error::kernel(format!("opening the pin {}", pin.display()), e))
     };
     let maps = maps::ALL.iter().map(held).collect::<Result<_>>()?;
-    Ok(Loaded { ebpf, maps, warnings })
+    Ok(Loaded { ebpf, tunnels, maps, warnings })
 }
 
 /// How many entries a pinned map has; `None` when there is no pin. aya would reuse a pin of any shape silently.

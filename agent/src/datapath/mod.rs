@@ -12,6 +12,7 @@ pub mod discard;
 pub mod fake;
 pub mod filling;
 pub mod flows;
+pub mod guarded;
 pub mod keep;
 pub mod kernel;
 pub mod link;

@@ -14,7 +14,7 @@ use aya::{
 use ipnet::IpNet;
 use sheave_ebpf::{
     addr::Addr,
-    device::{ADDRESS_OWN, Device as Lent, RANGE_OWN_PODS, RANGE_PODS},
+    device::{ADDRESS_OWN, DEVICE_OF_PODS, Device as Lent, RANGE_OWN_PODS, RANGE_PODS},
     maps,
 };
 
@@ -36,7 +36,7 @@ use super::{
     workload_watch::WorkloadWatch,
 };
 use crate::{
-    options::PacketOptions,
+    options::{FromPods, PacketOptions},
     upkeep::{PERIOD, Part, Upkeep},
 };
 
@@ -53,8 +53,9 @@ pub struct Orders {
     pub pods: PodRanges,
     /// Clients outside the cluster have something to dial.
     pub serves_outsiders: bool,
-    /// Some Service admits this node's pods by the addresses of their packets (`semantics.md` V-6).
-    pub judges_pods: bool,
+    /// Pods dial packet by packet: some Service admits this node's pods by the addresses of their packets
+    /// (`semantics.md` V-6), or is of a protocol for whose sockets the kernel has no hook.
+    pub pods_dial: bool,
 }
 
 /// The other end of [`follow`].
@@ -81,9 +82,24 @@ impl Control {
     }
 }
 
+/// The programs, and the same for devices without a link layer.
+struct Programs {
+    ethernet: Ebpf,
+    tunnels: Ebpf,
+}
+
+impl Programs {
+    const fn of(&mut self, nature: Nature) -> &mut Ebpf {
+        match nature {
+            Nature::Tunnel => &mut self.tunnels,
+            Nature::None | Nature::Workload | Nature::Overlay | Nature::Uplink => &mut self.ethernet,
+        }
+    }
+}
+
 /// Programs, and the tables that only they read.
 pub struct Packets {
-    ebpf: Ebpf,
+    programs: Programs,
     pins: Pins,
     options: PacketOptions,
     /// What each device has, by index.
@@ -118,13 +134,14 @@ impl Packets {
     /// # Errors
     /// When the verifier refuses a program, or a pinned map is not what this build expects.
     pub fn open(loaded: Loaded, pins: &Pins, options: PacketOptions) -> Result<Self> {
-        let Loaded { mut ebpf, .. } = loaded;
-        tc::load(&mut ebpf)?;
+        let Loaded { ebpf: mut ethernet, mut tunnels, .. } = loaded;
+        tc::load(&mut ethernet)?;
+        tc::load(&mut tunnels)?;
         let meta = Words::new(maps::META, &map(pins, maps::META)?)?;
-        let watch = WorkloadWatch::adopt(meta, options.from_pods);
+        let watch = WorkloadWatch::adopt(meta, options.from_pods == FromPods::Always);
         let pods = Map::LpmTrie(map(pins, maps::POD_RANGES)?);
         Ok(Self {
-            ebpf,
+            programs: Programs { ethernet, tunnels },
             options,
             devices: BTreeMap::new(),
             watch,
@@ -185,7 +202,7 @@ impl Packets {
             tc::remove_filters_of(&device.name); // links go with their pins
             return Ok(None);
         };
-        let hold = tc::attach(&mut self.ebpf, &self.pins, device, role, self.options.attach)?;
+        let hold = tc::attach(self.programs.of(device.nature), &self.pins, device, role, self.options.attach)?;
         tracing::info!(device = device.name, ?role, by = hold.name(), "the packet path is on a device");
         Ok(Some(hold))
     }
@@ -223,7 +240,7 @@ impl Packets {
 
     fn role(&self, device: &Device) -> Option<Role> {
         let role = device.role(&self.options.devices)?;
-        if self.options.from_pods || self.watch.pods_dial {
+        if self.options.from_pods == FromPods::Always || self.watch.pods_dial {
             return Some(Role::Clients);
         }
         let is_idle = role == Role::Workloads && device.nature == Nature::Workload && !self.watch.is_on;
@@ -252,7 +269,9 @@ impl Packets {
     fn write_addresses(&mut self, devices: &[Device]) -> Result<()> {
         let own = devices.iter().flat_map(|device| &device.addresses);
         sync(&mut self.addresses, maps::NODE_ADDRESSES, &own.map(|ip| (Addr::from(*ip), ADDRESS_OWN)).collect())?;
-        let lent = devices.iter().map(|device| (device.index, lent(device, devices))).collect();
+        let flags = |device: &Device| if self.options.detection.is_of_pods(&device.name) { DEVICE_OF_PODS } else { 0 };
+        let lent = |device| Lent { flags: flags(device), ..lent(device, devices) };
+        let lent = devices.iter().map(|device| (device.index, lent(device))).collect();
         sync(&mut self.lent, maps::DEVICES, &lent)
     }
 }
@@ -287,10 +306,10 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
         let more = tokio::select! {
             more = devices.changed() => more,
             more = ordered.orders.changed() => {
-                if let Some(Orders { pods, serves_outsiders, judges_pods }) = ordered.orders.borrow_and_update().clone()
+                if let Some(Orders { pods, serves_outsiders, pods_dial }) = ordered.orders.borrow_and_update().clone()
                 {
                     packets.watch.serves_outsiders = Some(serves_outsiders);
-                    packets.watch.judges_pods = Some(judges_pods);
+                    packets.watch.pods_are_to_dial = Some(pods_dial);
                     if let Err(error) = packets.set_pod_ranges(&pods) {
                         tracing::warn!(%error, "cannot tell the packet path which addresses are pods'");
                     }
@@ -328,7 +347,7 @@ fn lent(device: &Device, devices: &[Device]) -> Lent {
         let mut candidates = std::iter::once(device).chain(others.clone()).flat_map(|device| &device.addresses);
         candidates.find(|ip| is_wanted(ip)).map_or(Addr { words: [0; 4] }, |ip| Addr::from(*ip))
     };
-    Lent { v4: first(IpAddr::is_ipv4), v6: first(IpAddr::is_ipv6) }
+    Lent { v4: first(IpAddr::is_ipv4), v6: first(IpAddr::is_ipv6), flags: 0, zero: 0 }
 }
 
 /// Bits of a network as a prefix of 128.

@@ -12,11 +12,11 @@ pub struct WorkloadWatch {
     pub is_on: bool,
     /// Clients outside the cluster have something to dial; `None` = not known yet.
     pub serves_outsiders: Option<bool>,
-    /// Devices of workloads have the programs for clients: some Service judges pods by their packets, or did while flows
-    /// began that still live.
+    /// Devices of workloads have the programs for clients: pods are to dial packet by packet, or were while flows began
+    /// that still live.
     pub pods_dial: bool,
-    /// Some Service does now; `None` = not known yet.
-    pub judges_pods: Option<bool>,
+    /// They are now; `None` = not known yet.
+    pub pods_are_to_dial: Option<bool>,
     /// All devices have all programs at any time.
     always: bool,
     /// A client outside dialled an address that is meant for the cluster alone. It may come again.
@@ -28,7 +28,7 @@ impl WorkloadWatch {
     pub fn adopt(meta: Words, always: bool) -> Self {
         let is_on = always || meta.load(WORKLOAD_PROGRAMS) != 0;
         let pods_dial = meta.load(PODS_DIAL) != 0;
-        Self { meta, is_on, serves_outsiders: None, pods_dial, judges_pods: None, always, was_asked: false }
+        Self { meta, is_on, serves_outsiders: None, pods_dial, pods_are_to_dial: None, always, was_asked: false }
     }
 
     /// Decides anew; says whether devices are to get or to lose programs.
@@ -61,7 +61,7 @@ impl WorkloadWatch {
 
     fn look_at_pods(&mut self) -> bool {
         let are_flows = [MASQUERADED_FLOWS, PLAIN_FLOWS].iter().any(|kind| self.meta.load(*kind) != 0);
-        let dial = self.judges_pods.unwrap_or(self.pods_dial) || (self.pods_dial && are_flows);
+        let dial = self.pods_are_to_dial.unwrap_or(self.pods_dial) || (self.pods_dial && are_flows);
         if dial == self.pods_dial {
             return false;
         }

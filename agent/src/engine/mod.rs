@@ -221,7 +221,7 @@ impl<D: Datapath> Engine<D> {
             PodDetection::AllNodes => others(&mut self.state.nodes().flat_map(|node| node.pod_cidrs.iter().copied())),
             PodDetection::Within(networks) => others(&mut networks.iter().copied()),
             PodDetection::ThisNode => BTreeMap::new(),
-            PodDetection::Never => return BTreeMap::new(),
+            PodDetection::Bridge(_) | PodDetection::Prefix(_) | PodDetection::Never => return BTreeMap::new(),
         };
         ranges.extend(self.context.pod_cidrs.iter().map(|net| (*net, true)));
         ranges
@@ -237,6 +237,12 @@ impl<D: Datapath> Engine<D> {
     #[must_use]
     pub const fn serves_outsiders(&self) -> bool {
         self.tables.serves_outsiders()
+    }
+
+    /// There is an SCTP Service.
+    #[must_use]
+    pub const fn serves_sctp(&self) -> bool {
+        self.tables.serves_sctp()
     }
 
     /// The tables, for tests that stir them.

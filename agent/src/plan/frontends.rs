@@ -5,9 +5,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use sheave_ebpf::frontend::{
-    FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
-    KIND_UNKNOWN_PORT,
+use sheave_ebpf::{
+    frontend::{
+        FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
+        KIND_UNKNOWN_PORT,
+    },
+    proto,
 };
 
 use super::group::Group;
@@ -26,13 +29,13 @@ const fn loopback(family: Family) -> IpAddr {
 pub(super) fn of(group: &Group<'_>) -> Vec<(FrontendKey, u32)> {
     let mut frontends: Vec<(FrontendKey, u32)> = Vec::new();
     let mut known = HashSet::new();
-    let mut add = |ip: IpAddr, port: u16, kind: u32| {
-        let proto = if kind == KIND_UNKNOWN_PORT { 0 } else { group.port.protocol.number() };
+    let mut put = |ip: IpAddr, port: u16, proto: u8, kind: u32| {
         let key = FrontendKey { addr: ip.into(), port: port.to_be(), proto, zero: 0 };
         if known.insert(key) {
             frontends.push((key, kind));
         }
     };
+    let mut add = |ip, port, kind| put(ip, port, group.port.protocol.number(), kind);
 
     let port = group.port.port;
     add(group.cluster_ip, port, KIND_CLUSTER_IP);
@@ -50,11 +53,15 @@ pub(super) fn of(group: &Group<'_>) -> Vec<(FrontendKey, u32)> {
     }
 
     // V-4. A node's address is never guarded: everything else on that node would be refused (F31).
-    let is_node = [&group.node.all_addresses, &group.node.addresses, &group.node.node_port_addresses]
-        .iter()
-        .any(|addresses| addresses.contains(&group.cluster_ip));
-    if group.options.refuse_unknown_ports && !is_node {
-        add(group.cluster_ip, 0, KIND_UNKNOWN_PORT);
+    let nodes = [&group.node.all_addresses, &group.node.addresses, &group.node.node_port_addresses];
+    let is_virtual = |ip: &IpAddr| !nodes.iter().any(|addresses| addresses.contains(ip));
+    if group.options.refuse_unknown_ports && is_virtual(&group.cluster_ip) {
+        put(group.cluster_ip, 0, 0, KIND_UNKNOWN_PORT);
+    }
+    if group.options.answer_pings {
+        let icmp = if group.family == Family::V4 { proto::ICMP } else { proto::ICMPV6 };
+        let all = [group.cluster_ip].into_iter().chain(group.load_balancer_ips()).chain(group.external_ips());
+        all.filter(is_virtual).for_each(|ip| put(ip, 0, icmp, KIND_UNKNOWN_PORT));
     }
     frontends
 }

@@ -75,6 +75,8 @@ pub struct PlanOptions {
     pub refuse_unknown_ports: bool,
     /// There is a packet path, which can judge pods by their addresses where their sockets cannot say.
     pub judge_pods_by_packet: bool,
+    /// Pings of virtual addresses are answered (`semantics.md` F32).
+    pub answer_pings: bool,
 }
 
 impl Default for PlanOptions {
@@ -86,6 +88,7 @@ impl Default for PlanOptions {
             loopback_node_ports: true,
             refuse_unknown_ports: true,
             judge_pods_by_packet: true,
+            answer_pings: false,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use sheave_ebpf::{
     frontend::{FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT},
+    proto,
     service::FLAG_PODS_BY_PACKET,
 };
 
@@ -28,6 +29,8 @@ pub struct Tables {
     for_outsiders: usize,
     /// How many groups judge pods by their packets.
     judging_packets: usize,
+    /// How many are SCTP's.
+    sctp: usize,
 }
 
 #[derive(Debug)]
@@ -120,6 +123,12 @@ impl Tables {
         self.judging_packets > 0
     }
 
+    /// Some Service is SCTP.
+    #[must_use]
+    pub const fn serves_sctp(&self) -> bool {
+        self.sctp > 0
+    }
+
     /// Replaces the groups of a Service; no plans = the Service is gone or has no frontend.
     pub fn update(&mut self, service: &ServiceName, plans: Vec<GroupPlan>) -> Touched {
         let before = self.groups.remove(service).unwrap_or_default();
@@ -182,6 +191,7 @@ impl Tables {
             return;
         }
         self.for_outsiders += usize::from(is_for_outsiders(claim.kind));
+        self.sctp += usize::from(frontend.proto == proto::SCTP);
         let owner = self.owners.get(&frontend);
         was.entry(frontend).or_insert_with(|| owner.map(|owner| owner.group.clone()));
         let loser = match self.owners.entry(frontend) {
@@ -207,6 +217,7 @@ impl Tables {
             return;
         }
         self.for_outsiders -= usize::from(is_for_outsiders(claim.kind));
+        self.sctp -= usize::from(frontend.proto == proto::SCTP);
         let owner = self.owners.get(&frontend);
         was.entry(frontend).or_insert_with(|| owner.map(|owner| owner.group.clone()));
         let owns = owner == Some(claim);

@@ -29,7 +29,9 @@ impl Entry {
     #[inline(always)]
     pub fn touch(&self, packet: &Packet) {
         let old = self.flow.seen;
-        let word = seen::word(seen::flags(old) | kinds(packet), select::now());
+        let now = select::now();
+        let stream = if now.wrapping_sub(self.flow.created) >= seen::STREAM_AGE { seen::STREAM } else { 0 };
+        let word = seen::word(seen::flags(old) | kinds(packet) | stream, now);
         if word != old {
             // SAFETY: map values outlive this run. Should the element be another flow's by now, that flow is kept a
             // little longer, or opened anew a little sooner.
@@ -179,8 +181,7 @@ pub fn announce(kind: u32) {
 /// Whether there may be flows of a kind.
 #[inline(always)]
 pub fn are_there(kind: u32) -> bool {
-    // SAFETY: as above.
-    maps::meta(kind).is_some_and(|word| unsafe { word.read_volatile() } != 0)
+    maps::meta_word(kind) != 0
 }
 
 /// Whether devices of workloads have the programs that hide a client and bring its replies back.

@@ -18,6 +18,7 @@ mod maps;
 mod nat;
 mod packet;
 mod pick;
+mod ping;
 mod refuse;
 mod select;
 mod skb;

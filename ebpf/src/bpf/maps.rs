@@ -107,6 +107,8 @@ static DETECT_PODS: Global<u32> = Global::new(1);
 #[unsafe(no_mangle)]
 static KEEP_CLIENT: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
+static ANSWER_PINGS: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
 static CSUM_IPV6: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static LINK_HEADER: Global<u32> = Global::new(14);
@@ -130,10 +132,17 @@ switches! {
     has_mptcp: MPTCP;
     track_tcp: TRACK_TCP;
     masquerade_all: MASQUERADE_ALL;
-    detect_pods: DETECT_PODS;
+    detects_pods_by_address: DETECT_PODS;
     keep_client: KEEP_CLIENT;
+    answer_pings: ANSWER_PINGS;
     has_csum_ipv6: CSUM_IPV6;
     has_current_task: CURRENT_TASK;
+}
+
+/// Whether pods are told from other clients at all.
+#[inline(always)]
+pub fn detects_pods() -> bool {
+    DETECT_PODS.load() != 0
 }
 
 /// Mark of a packet whose client is to be hidden at egress.
@@ -341,4 +350,10 @@ pub fn event() -> Option<RingBufEntry<Event>> {
 #[inline(always)]
 pub fn meta(index: u32) -> Option<*mut u64> {
     META.get_ptr_mut(index)
+}
+
+/// A word of `META`.
+#[inline(always)]
+pub fn meta_word(index: u32) -> u64 {
+    meta(index).map_or(0, |word| unsafe { word.read_volatile() })
 }

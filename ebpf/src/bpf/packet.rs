@@ -3,7 +3,7 @@
 //! the kernel routes.
 use crate::{
     conntrack::{self, Entry},
-    icmp, maps, nat, refuse, select,
+    icmp, maps, nat, ping, refuse, select,
     skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
     watch,
 };
@@ -13,7 +13,7 @@ use sheave_ebpf::{
     backend::{Backend, FLAG_LOCAL},
     conntrack::{FLAG_MASQUERADE, Flow, HOOK_EGRESS, HOOK_INGRESS, ROLE_DIAL, ROLE_REPLY, ROLE_RETURN},
     counter::Counter,
-    device::RANGE_OWN_PODS,
+    device::{DEVICE_OF_PODS, RANGE_OWN_PODS},
     frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK},
     meta, proto,
     service::{
@@ -30,9 +30,12 @@ const OPENS: i32 = i32::MAX;
 /// A packet arrives on a device that clients may be behind.
 #[inline(always)]
 pub fn ingress(skb: Skb) -> i32 {
+    if skb::is_tagged(skb) {
+        return NEXT;
+    }
     let mut packet = Packet::NONE;
     if !skb::parse(skb, HOOK_INGRESS, &mut packet) {
-        return NEXT;
+        return if maps::answer_pings() { ping::answer(skb) } else { NEXT };
     }
     let opens =
         packet.is_ordinary() && (packet.tuple.proto != proto::TCP || packet.tcp & (TCP_SYN | TCP_ACK) == TCP_SYN);
@@ -67,14 +70,15 @@ pub fn ingress_from_workload(skb: Skb) -> i32 {
     unhide(skb, &packet).unwrap_or(NEXT)
 }
 
-/// A packet leaves. One that ingress did not mark can only be ours where replies of clients that we did not hide leave.
+/// A packet leaves. One that ingress did not mark can only be ours where replies of clients that we did not hide leave,
+/// or when this node complains.
 #[inline(always)]
 pub fn egress(skb: Skb, to_clients: bool) -> i32 {
     let mark = skb::mark(skb);
     let ours = mark & (maps::masquerade_mark() | maps::reply_mark());
     if ours != 0 {
         skb::set_mark(skb, mark & !ours);
-    } else if !to_clients || !may_be_ours(skb) {
+    } else if skb::is_tagged(skb) || !may_be_ours(skb, to_clients) {
         return NEXT;
     }
     let mut packet = Packet::NONE;
@@ -99,10 +103,11 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
 }
 
 /// Whether an unmarked packet that leaves may belong to a flow: the reply to a client that is not hidden, or what this
-/// node itself says of a packet that it cannot forward.
+/// node itself says of a packet that it cannot forward, to the client or to a backend that does not know the client.
 #[inline(always)]
-fn may_be_ours(skb: Skb) -> bool {
-    conntrack::are_there(meta::PLAIN_FLOWS) || (conntrack::are_there(meta::MASQUERADED_FLOWS) && skb::is_icmp(skb))
+fn may_be_ours(skb: Skb, to_clients: bool) -> bool {
+    (to_clients && conntrack::are_there(meta::PLAIN_FLOWS))
+        || (conntrack::are_there(meta::MASQUERADED_FLOWS) && skb::is_icmp(skb))
 }
 
 #[inline(always)]
@@ -164,11 +169,7 @@ fn dial(skb: Skb, packet: &Packet, dialled: &mut Frontend) -> i32 {
     let tuple = &packet.tuple;
     let key = FrontendKey { addr: tuple.dst, port: tuple.dst_port, proto: tuple.proto, zero: 0 };
     let Some(frontend) = maps::frontend(&key) else {
-        let unknown = FrontendKey { port: 0, proto: 0, ..key };
-        return match maps::frontend(&unknown) {
-            Some(_) => refuse::because(skb, packet, Counter::PacketUnknownPort, NO_SERVICE),
-            None => NEXT,
-        };
+        return unknown(skb, packet, &key);
     };
     if frontend.kind == KIND_LOOPBACK {
         return NEXT; // of a martian packet
@@ -181,6 +182,30 @@ fn dial(skb: Skb, packet: &Packet, dialled: &mut Frontend) -> i32 {
     }
     *dialled = frontend;
     OPENS
+}
+
+/// What dials no frontend: nobody's business, unless its address is a Service's or could be.
+#[inline(always)]
+fn unknown(skb: Skb, packet: &Packet, key: &FrontendKey) -> i32 {
+    if !is_near_a_guarded_address(&key.addr) {
+        return NEXT;
+    }
+    if maps::frontend(&FrontendKey { port: 0, proto: 0, ..*key }).is_some() {
+        return refuse::because(skb, packet, Counter::PacketUnknownPort, NO_SERVICE); // V-4
+    }
+    if maps::in_service_cidrs(&key.addr) {
+        watch::stopped(packet, Counter::PacketUnknownAddress, NO_SERVICE);
+        return DROP; // V-5
+    }
+    NEXT
+}
+
+/// Whether an IPv4 address lies between the first and the last that has an entry for unknown ports, or is a service
+/// CIDR's: a compare or two instead of two look-ups, for everybody else's packets.
+#[inline(always)]
+fn is_near_a_guarded_address(addr: &Addr) -> bool {
+    let (v4, range) = (u32::from_be(addr.words[3]), maps::meta_word(meta::GUARDED_V4));
+    !addr.is_v4() || ((range >> 32) as u32 <= v4 && v4 <= range as u32)
 }
 
 #[inline(always)]
@@ -201,7 +226,7 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
             return DROP; // V-6: before everything else, and silent
         }
     }
-    let range = if maps::detect_pods() { maps::pod_range(&tuple.src) } else { 0 };
+    let range = whose_pod(skb, &tuple.src);
     let scope = match frontend.kind {
         KIND_CLUSTER_IP => Scope::Cluster,
         // Only this node's: replies to another node's pod might not come past us, and that pod's own node has served
@@ -222,6 +247,19 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
         }
         _ => NEXT, // the word was never written: the service is being removed
     }
+}
+
+/// Whose pod a packet comes from: `RANGE_…`, or 0 (`semantics.md` 6.3).
+#[inline(always)]
+fn whose_pod(skb: Skb, src: &Addr) -> u32 {
+    if maps::detects_pods_by_address() {
+        return maps::pod_range(src);
+    }
+    if maps::detects_pods() && maps::device(skb::ifindex(skb)).is_some_and(|device| device.flags & DEVICE_OF_PODS != 0)
+    {
+        return RANGE_OWN_PODS;
+    }
+    0
 }
 
 /// What a backend is chosen by.
@@ -278,7 +316,7 @@ fn is_hidden(client: &Addr, kind: u32, choice: &Choice, backend: &Backend) -> bo
         return true; // hairpin
     }
     if kind == KIND_CLUSTER_IP {
-        return maps::masquerade_all() || (maps::detect_pods() && choice.range == 0);
+        return maps::masquerade_all() || (maps::detects_pods() && choice.range == 0);
     }
     choice.config.flags() & FLAG_EXTERNAL_LOCAL == 0 && !(is_local && maps::keep_client())
 }

@@ -5,7 +5,9 @@ use crate::{
     watch,
 };
 use aya_ebpf::helpers::{bpf_l3_csum_replace, bpf_redirect};
-use sheave_ebpf::{backend::NO_BACKEND, conntrack::FLAG_REFUSED, counter::Counter, meta, proto, socket::NO_SERVICE};
+use sheave_ebpf::{
+    addr::Addr, backend::NO_BACKEND, conntrack::FLAG_REFUSED, counter::Counter, meta, proto, socket::NO_SERVICE,
+};
 
 /// Refuses what `packet` opens.
 #[inline(never)]
@@ -34,28 +36,33 @@ fn reset(skb: Skb, packet: &Packet) -> Option<i32> {
     skb::store(skb, packet.l4 + 4, &[0, answer])?;
     skb::store(skb, packet.l4 + 12, &flags_now)?;
     skb::store(skb, packet.l4, &[packet.tuple.dst_port, packet.tuple.src_port])?;
-    swap_addresses(skb, packet)?;
+    turn_round(skb, &packet.tuple.src, &packet.tuple.dst, packet.is_v6)?;
+    Some(send_back(skb))
+}
+
+/// Sends a packet that was turned round out of the device that it came through.
+#[inline(always)]
+pub fn send_back(skb: Skb) -> i32 {
     // SAFETY: a plain helper call.
     let verdict = unsafe { bpf_redirect(skb::ifindex(skb), 0) };
-    Some(if verdict == i64::from(REDIRECT) { REDIRECT } else { DROP })
+    if verdict == i64::from(REDIRECT) { REDIRECT } else { DROP }
 }
 
 /// Swaps link and network addresses, and gives the packet a fresh hop limit.
 #[inline(always)]
-fn swap_addresses(skb: Skb, packet: &Packet) -> Option<()> {
+pub fn turn_round(skb: Skb, src: &Addr, dst: &Addr, is_v6: bool) -> Option<()> {
     const HOPS: u8 = 64;
     let header = maps::link_header();
     if header != 0 {
         let [a, b, c, d, e, f]: [u16; 6] = skb::load(skb, 0)?;
         skb::store(skb, 0, &[d, e, f, a, b, c])?;
     }
-    let (src, dst) = (&packet.tuple.dst.words, &packet.tuple.src.words);
-    if packet.is_v6 {
-        skb::store(skb, header + 8, src)?;
-        skb::store(skb, header + 24, dst)?;
+    if is_v6 {
+        skb::store(skb, header + 8, &dst.words)?;
+        skb::store(skb, header + 24, &src.words)?;
         return skb::store(skb, header + 7, &HOPS);
     }
-    skb::store(skb, header + 12, &[src[3], dst[3]])?;
+    skb::store(skb, header + 12, &[dst.words[3], src.words[3]])?;
     let [then, protocol]: [u8; 2] = skb::load(skb, header + 8)?;
     let (then, now) = (u16::from_ne_bytes([then, protocol]), u16::from_ne_bytes([HOPS, protocol]));
     // SAFETY: a plain helper call.

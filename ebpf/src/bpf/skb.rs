@@ -160,6 +160,15 @@ fn ethertype(skb: Skb) -> u16 {
     u16::from_be(unsafe { (&raw const (*skb).protocol).read_volatile() } as u16)
 }
 
+/// Whether the packet belongs to a VLAN that has a device of its own: that one's programs see it too, without the tag.
+#[inline(always)]
+pub fn is_tagged(skb: Skb) -> bool {
+    const ID: u32 = 0xfff; // 0 is a priority alone
+    unsafe {
+        (&raw const (*skb).vlan_present).read_volatile() != 0 && (&raw const (*skb).vlan_tci).read_volatile() & ID != 0
+    }
+}
+
 /// The packet's outermost IP header. `None` for every other protocol.
 #[inline(always)]
 pub fn header(skb: Skb) -> Option<Header> {

@@ -285,11 +285,11 @@ fn lookup(key: &FrontendKey, host: bool) -> Option<Frontend> {
         let frontend = maps::frontend(&FrontendKey { addr: loopback, ..*key })?;
         return (frontend.kind == KIND_LOOPBACK).then_some(frontend);
     }
-    if let Some(frontend) = maps::frontend(key) {
-        return Some(frontend);
-    }
     if !is_transport(key.proto) {
         return None;
+    }
+    if let Some(frontend) = maps::frontend(key) {
+        return Some(frontend);
     }
     maps::frontend(&FrontendKey { addr: key.addr, port: 0, proto: 0, zero: 0 })
 }

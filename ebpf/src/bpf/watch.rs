@@ -61,9 +61,7 @@ pub fn kept_back(packet: &Packet, reason: Counter) {
 /// A reader's wish ends by itself: it may have been killed.
 #[inline(always)]
 fn is_watched() -> bool {
-    let Some(word) = maps::meta(meta::WATCHED_UNTIL) else { return false };
-    // SAFETY: array slots are stable and aligned.
-    let until = unsafe { word.read_volatile() };
+    let until = maps::meta_word(meta::WATCHED_UNTIL);
     until != 0 && until >= u64::from(select::now())
 }
 

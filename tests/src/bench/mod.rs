@@ -3,8 +3,11 @@
 pub mod change;
 pub mod cluster;
 pub mod fill;
+pub mod kube_proxy;
 pub mod numbers;
+pub mod packets;
 pub mod report;
+pub mod rounds;
 pub mod stage;
 pub mod traffic;
 pub mod usage;
@@ -54,11 +57,13 @@ pub enum Part {
     Fill,
     /// A changed slice.
     Change,
+    /// NodePorts from outside, beside kube-proxy; the flow table.
+    Packets,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Traffic, Self::Fill, Self::Change];
+    pub const ALL: [Self; 4] = [Self::Traffic, Self::Fill, Self::Change, Self::Packets];
 }
 
 /// Measures, each part on nodes of its own; `None` when this host cannot have any, which [`Lab::new`] explains.
@@ -74,12 +79,14 @@ pub fn run(parts: &[Part], effort: &Effort) -> Result<Option<Report>> {
             Part::Traffic => traffic::NODES as u8,
             Part::Fill => 1,
             Part::Change => change::NODES as u8,
+            Part::Packets => packets::NODES as u8,
         };
         let Some(lab) = Lab::new(nodes)? else { return Ok(None) };
         rows.extend(match part {
             Part::Traffic => traffic::measure(&lab, cpu, effort)?,
             Part::Fill => fill::measure(&lab, cpu, effort)?,
             Part::Change => change::measure(&lab, cpu, effort)?,
+            Part::Packets => packets::measure(&lab, cpu, effort)?,
         });
     }
     Ok(Some(Report { host, rows }))

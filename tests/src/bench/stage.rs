@@ -133,14 +133,7 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// When an operation fails.
     pub fn measure(&self, order: &Order) -> Result<Batch> {
-        let times = match order {
-            Order::Connect(_, times) | Order::Ask(_, times) | Order::Datagrams(_, times) => *times,
-            Order::Serve | Order::Follow { .. } | Order::Await(_) => bail!("{order:?} has no cost of one operation"),
-        };
-        let begin = self.cpu_micros()?;
-        let took = self.client.obey(order)?;
-        let used = self.cpu_micros()? - begin;
-        Ok(Batch { took, cpu: used as f64 / f64::from(times) })
+        weigh(&self.client, order, &self.servers.iter().map(|(_, worker)| worker).collect::<Vec<_>>())
     }
 
     /// Makes the Service's backend the other server, or the first again, by renaming a manifest, and dials until it
@@ -171,11 +164,22 @@ impl<'a> Stage<'a> {
     fn server(&self, turn: usize) -> Ipv4Addr {
         self.servers[(turn + 1) % SERVERS.len()].0.v4
     }
+}
 
-    fn cpu_micros(&self) -> Result<u64> {
-        let servers = self.servers.iter().map(|(_, worker)| worker);
-        servers.chain([&self.client]).map(|worker| usage::cgroup_micros(&worker.cgroup)).sum()
-    }
+/// Lets a client repeat something and weighs what it costs, itself and these servers together.
+///
+/// # Errors
+/// When an operation fails.
+pub fn weigh(client: &Worker, order: &Order, servers: &[&Worker]) -> Result<Batch> {
+    let times = match order {
+        Order::Connect(_, times) | Order::Ask(_, times) | Order::Datagrams(_, times) | Order::Fresh(_, times) => *times,
+        Order::Serve | Order::Follow { .. } | Order::Await(_) => bail!("{order:?} has no cost of one operation"),
+    };
+    let used =
+        || servers.iter().chain([&client]).map(|worker| usage::cgroup_micros(&worker.cgroup)).sum::<Result<u64>>();
+    let begin = used()?;
+    let took = client.obey(order)?;
+    Ok(Batch { took, cpu: (used()? - begin) as f64 / f64::from(times) })
 }
 
 /// The Service of the bench.
@@ -186,14 +190,18 @@ pub fn vip(port: u16) -> SocketAddr {
 
 /// A process that obeys; ends when dropped.
 #[derive(Debug)]
-struct Worker {
+pub struct Worker {
     child: Child,
     pipes: RefCell<(ChildStdin, BufReader<ChildStdout>)>,
     cgroup: PathBuf,
 }
 
 impl Worker {
-    fn start(place: &Place, cpu: usize) -> Result<Self> {
+    /// Starts one in a place, bound to that CPU.
+    ///
+    /// # Errors
+    /// When the place is gone.
+    pub fn start(place: &Place, cpu: usize) -> Result<Self> {
         let mut command = place.command(program("sheave-bench")?)?;
         command.args(["worker", &cpu.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start a worker")?;
@@ -202,7 +210,11 @@ impl Worker {
         Ok(Self { child, pipes: RefCell::new((orders, replies)), cgroup: place.cgroup.clone() })
     }
 
-    fn obey(&self, order: &Order) -> Result<Took> {
+    /// Does what it is told; says how long one operation took.
+    ///
+    /// # Errors
+    /// When an operation fails.
+    pub fn obey(&self, order: &Order) -> Result<Took> {
         let (orders, replies) = &mut *self.pipes.borrow_mut();
         writeln!(orders, "{}", serde_json::to_string(order)?)?;
         let mut line = String::new();

@@ -7,8 +7,8 @@ use anyhow::Result;
 use super::{
     Effort,
     cluster::{Size, TRAFFIC},
-    numbers::Spread,
     report::{Row, Unit},
+    rounds::Rounds,
     stage::{Batch, Stage, vip},
     worker::{ECHO_PORT, Order, PORT},
 };
@@ -55,7 +55,7 @@ fn connects(stages: &[Stage<'_>], effort: &Effort) -> Result<Vec<Row>> {
     let mut arms = vec![BARE, BARE_AGAIN];
     arms.extend((2..NODES).flat_map(|node| [Arm { node, vip: false }, Arm { node, vip: true }]));
     let rounds = rounds(stages, &arms, effort, |to, times| Order::Connect(to(PORT), times))?;
-    let ratio = |arm: Arm, of: fn(&Batch) -> f64| rounds.ratio(arm, of);
+    let ratio = |arm: Arm, of: fn(&Batch) -> f64| rounds.ratio(arm, BARE, of);
     let mut rows = Vec::new();
 
     let group = "CPU of a connection, from connect to close, client and server, × bare";
@@ -93,7 +93,7 @@ fn conversations(stages: &[Stage<'_>], effort: &Effort) -> Result<Vec<Row>> {
     eprintln!("bench: requests on an established connection");
     let rounds_of = rounds(stages, &arms, effort, |to, times| Order::Ask(to(ECHO_PORT), times))?;
     let group = "CPU of a request and its answer on an established connection, × bare";
-    let row = |what: String, arm| Row::new(group, what, rounds_of.ratio(arm, |batch| batch.cpu), Unit::TimesBare);
+    let row = |what: String, arm| Row::new(group, what, rounds_of.ratio(arm, BARE, |batch| batch.cpu), Unit::TimesBare);
     let noise = row("bare node against bare node: the noise".to_owned(), BARE_AGAIN);
     let bar = |row: Row, bar| row.bar_with_noise(bar, (noise.spread.median - 1.0).abs());
     rows.push(noise.clone());
@@ -103,7 +103,7 @@ fn conversations(stages: &[Stage<'_>], effort: &Effort) -> Result<Vec<Row>> {
     eprintln!("bench: datagrams");
     let rounds_of = rounds(stages, &arms, effort, |to, times| Order::Datagrams(to(PORT), times))?;
     let group = "CPU of sendto and its echo, unconnected UDP, × bare";
-    let row = |what: String, arm| Row::new(group, what, rounds_of.ratio(arm, |batch| batch.cpu), Unit::TimesBare);
+    let row = |what: String, arm| Row::new(group, what, rounds_of.ratio(arm, BARE, |batch| batch.cpu), Unit::TimesBare);
     let noise = row("bare node against bare node: the noise".to_owned(), BARE_AGAIN);
     let bar = |row: Row, bar| row.bar_with_noise(bar, (noise.spread.median - 1.0).abs());
     rows.push(noise.clone());
@@ -112,52 +112,16 @@ fn conversations(stages: &[Stage<'_>], effort: &Effort) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Every arm once a round, beginning with another one each time, so that no arm always follows the same one.
-fn rounds<'a>(
+/// Rounds of an order, with its address and its number of operations still to be filled in.
+fn rounds(
     stages: &[Stage<'_>],
-    arms: &'a [Arm],
+    arms: &[Arm],
     effort: &Effort,
     order: impl Fn(&dyn Fn(u16) -> SocketAddr, u32) -> Order,
-) -> Result<Rounds<'a>> {
-    let run = |arm: Arm, times| {
+) -> Result<Rounds<Arm>> {
+    Rounds::run(arms, effort.rounds, |arm| {
         let stage = &stages[arm.node];
         let to = |port| if arm.vip { vip(port) } else { stage.direct(port) };
-        stage.measure(&order(&to, times))
-    };
-    for arm in arms {
-        run(*arm, effort.batch)?; // warm
-    }
-    let mut rounds = Vec::new();
-    for number in 0..effort.rounds {
-        let mut round = vec![None; arms.len()];
-        for turn in 0..arms.len() {
-            let turn = (turn + number) % arms.len();
-            round[turn] = Some(run(arms[turn], effort.batch)?);
-        }
-        rounds.push(round.into_iter().flatten().collect());
-    }
-    Ok(Rounds { arms, rounds })
-}
-
-/// What every arm took in every round.
-struct Rounds<'a> {
-    arms: &'a [Arm],
-    rounds: Vec<Vec<Batch>>,
-}
-
-impl Rounds<'_> {
-    fn samples(&self, arm: Arm, of: fn(&Batch) -> f64) -> impl Iterator<Item = f64> {
-        let index = self.arms.iter().position(|other| *other == arm).unwrap_or_default();
-        self.rounds.iter().filter_map(move |round| round.get(index)).map(of)
-    }
-
-    /// A number as it is.
-    fn plain(&self, arm: Arm, of: fn(&Batch) -> f64) -> Spread {
-        Spread::of(self.samples(arm, of))
-    }
-
-    /// A number by that of the bare node in the same round.
-    fn ratio(&self, arm: Arm, of: fn(&Batch) -> f64) -> Spread {
-        Spread::of(self.samples(arm, of).zip(self.samples(BARE, of)).map(|(number, bare)| number / bare))
-    }
+        stage.measure(&order(&to, effort.batch))
+    })
 }

@@ -42,6 +42,8 @@ pub enum Order {
     Ask(SocketAddr, u32),
     /// Sends a datagram on an unconnected socket and waits for its echo, so often.
     Datagrams(SocketAddr, u32),
+    /// The same, on a new socket each time: every datagram begins a flow.
+    Fresh(SocketAddr, u32),
     /// Renames a file into place, then dials the Service until that server answers.
     Follow {
         /// The new text.
@@ -95,21 +97,30 @@ fn obey(order: Order) -> Result<Took> {
             })
         }
         Order::Datagrams(to, times) => {
-            let socket = UdpSocket::bind("0.0.0.0:0")?;
-            socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-            let mut answer = QUESTION;
-            repeat(times, || {
-                let begin = Instant::now();
-                socket.send_to(&QUESTION, to)?;
-                let (_, from) = socket.recv_from(&mut answer)?;
-                let took = begin.elapsed();
-                ensure!(from == to, "{to} was asked, {from} answered");
-                Ok(took)
-            })
+            let socket = datagrams()?;
+            repeat(times, || exchange(&socket, to))
         }
+        Order::Fresh(to, times) => repeat(times, || exchange(&datagrams()?, to)),
         Order::Follow { from, to, server } => follow(server, || Ok(fs::rename(from, to)?)),
         Order::Await(server) => follow(server, || Ok(())),
     }
+}
+
+fn datagrams() -> Result<UdpSocket> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+    Ok(socket)
+}
+
+/// A datagram and its echo.
+fn exchange(socket: &UdpSocket, to: SocketAddr) -> Result<Duration> {
+    let mut answer = QUESTION;
+    let begin = Instant::now();
+    socket.send_to(&QUESTION, to)?;
+    let (_, from) = socket.recv_from(&mut answer)?;
+    let took = begin.elapsed();
+    ensure!(from == to, "{to} was asked, {from} answered");
+    Ok(took)
 }
 
 /// How long it takes from the beginning of `change` until the Service leads to that server.

@@ -35,6 +35,8 @@ enum Measured {
     Fill,
     /// Time and CPU of a changed slice
     Change,
+    /// CPU of NodePorts from outside, against plain routing and kube-proxy; the flow table
+    Packets,
 }
 
 impl From<Measured> for Part {
@@ -43,6 +45,7 @@ impl From<Measured> for Part {
             Measured::Traffic => Self::Traffic,
             Measured::Fill => Self::Fill,
             Measured::Change => Self::Change,
+            Measured::Packets => Self::Packets,
         }
     }
 }

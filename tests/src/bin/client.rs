@@ -28,6 +28,8 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// ICMP's type of a ping.
 const ECHO_REQUEST: u8 = 8;
+/// The same of ICMPv6.
+const ECHO_REQUEST_V6: u8 = 128;
 /// Failures that a report tells in words.
 const TOLD: usize = 10;
 
@@ -149,6 +151,7 @@ fn open(way: Way, like: SocketAddr, bind: Option<SocketAddr>) -> io::Result<Sock
         Way::Tcp => (Type::STREAM, None),
         Way::Mptcp => (Type::STREAM, Some(Protocol::MPTCP)),
         Way::Udp | Way::UdpSendto => (Type::DGRAM, None),
+        Way::Ping if like.is_ipv6() => (Type::DGRAM, Some(Protocol::ICMPV6)),
         Way::Ping => (Type::DGRAM, Some(Protocol::ICMPV4)),
     };
     let socket = Socket::new(Domain::for_address(like), kind, protocol)?;
@@ -171,7 +174,12 @@ fn disconnect(socket: &Socket) -> io::Result<()> {
 }
 
 fn send(way: Way, socket: &Socket, to: Option<SocketAddr>) -> io::Result<()> {
-    let question: &[u8] = if way == Way::Ping { &[ECHO_REQUEST, 0, 0, 0, 0, 0, 0, 0] } else { b"?\n" };
+    let is_v6 = socket.domain()? == Domain::IPV6;
+    let question: &[u8] = match way {
+        Way::Ping if is_v6 => &[ECHO_REQUEST_V6, 0, 0, 0, 0, 0, 0, 0],
+        Way::Ping => &[ECHO_REQUEST, 0, 0, 0, 0, 0, 0, 0],
+        Way::Tcp | Way::Mptcp | Way::Udp | Way::UdpSendto => b"?\n",
+    };
     match to {
         Some(to) => socket.send_to(question, &to.into())?,
         None => socket.send(question)?,

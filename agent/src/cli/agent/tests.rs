@@ -7,8 +7,9 @@ use clap::Parser;
 use super::{AgentArgs, bind_address};
 use crate::{
     datapath::Limits,
+    datapath::load::PodSign,
     model::{Algorithm, ServiceName},
-    options::{AgentOptions, HostPaths, PodDetection, SourceOptions, TcAttach},
+    options::{AgentOptions, FromPods, HostPaths, PodDetection, SourceOptions, TcAttach},
     plan::{
         group::{ExternalIps, PlanOptions},
         node_ports::NodePortAddresses,
@@ -85,16 +86,32 @@ fn every_flag_reaches_its_option() {
         ("--close-tcp", |o| o.close_tcp),
         ("--max-conntrack 7", |o| o.limits.conntrack == 7),
         ("--packet-path=false", |o| !o.packets.enabled),
-        ("--pod-packets", |o| o.packets.from_pods),
+        ("", |o| o.packets.from_pods == FromPods::Sctp),
+        ("--host-sockets-only", |o| o.packets.from_pods == FromPods::Always),
+        ("--host-sockets-only --pod-packets=off", |o| o.packets.from_pods == FromPods::Never),
+        ("--pod-packets", |o| o.packets.from_pods == FromPods::Always),
         ("--tc-attach clsact", |o| o.packets.attach == TcAttach::Clsact),
         ("--masquerade-all", |o| o.packets.switches.masquerade_all),
-        ("--masquerade-all=false --pod-packets=true", |o| !o.packets.switches.masquerade_all && o.packets.from_pods),
+        ("--masquerade-all=false --pod-packets=on", |o| {
+            !o.packets.switches.masquerade_all && o.packets.from_pods == FromPods::Always
+        }),
+        ("--answer-pings", |o| o.packets.switches.answer_pings && o.plan.answer_pings),
         ("--preserve-client-ip-for-local-backends", |o| o.packets.switches.keep_client),
         ("--snat-ports 61000-65535 --mark-bit 3", |o| {
             o.packets.switches.snat_ports == (61_000, 65_535) && o.packets.switches.mark_bit == 3
         }),
-        ("--detect-pods none", |o| o.packets.detection == PodDetection::Never && !o.packets.switches.detect_pods),
-        ("--detect-pods node", |o| o.packets.detection == PodDetection::ThisNode && o.packets.switches.detect_pods),
+        ("--detect-pods none", |o| {
+            o.packets.detection == PodDetection::Never && o.packets.switches.pods == PodSign::Nothing
+        }),
+        ("--detect-pods node", |o| {
+            o.packets.detection == PodDetection::ThisNode && o.packets.switches.pods == PodSign::Address
+        }),
+        ("--detect-pods bridge --pod-bridge-interface cni0", |o| {
+            o.packets.detection.is_of_pods("cni0") && o.packets.switches.pods == PodSign::Device
+        }),
+        ("--detect-pods prefix --pod-interface-name-prefix cali", |o| {
+            o.packets.detection.is_of_pods("cali123") && !o.packets.detection.is_of_pods("eth0")
+        }),
         (
             "--cluster-cidr 10.0.0.0/8,2001:db8::/32",
             |o| matches!(&o.packets.detection, PodDetection::Within(nets) if nets.len() == 2),

@@ -1,0 +1,127 @@
+//! The packet path over the links that networks are made of: VLANs, tunnels without a link layer, several uplinks.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use sheave_tests::{
+    client::Way,
+    lab::Lab,
+    objects::Svc,
+    place::Place,
+    skip,
+    transfer::{datagrams, in_both_families, serve, transfer},
+    tunnel,
+};
+
+/// Sets a sysctl of a network namespace.
+fn sysctl(place: &Place, name: &str, value: &str) -> Result<()> {
+    let (head, tail) = name.split_once(".conf.").context("a sysctl of one device")?;
+    let (device, field) = tail.rsplit_once('.').context("a sysctl of one device")?; // names of VLANs have dots
+    let file = format!("/proc/sys/{}/conf/{device}/{field}", head.replace('.', "/"));
+    place.enter(|| fs::write(&file, value))?.with_context(|| file.clone())
+}
+
+/// The uplink is a VLAN: its parent sees the same packets, tagged, and leaves them alone.
+#[test]
+fn an_uplink_that_is_a_vlan() -> Result<()> {
+    if let Some(lab) = Lab::new(1)?
+        && let Err(why) = lab.fabric.ip("link add link br0 name br0.7 type vlan id 7")
+    {
+        skip(&format!("this kernel has no VLANs (CONFIG_VLAN_8021Q): {why:#}"));
+        return Ok(());
+    }
+    in_both_families(false, |lab| {
+        lab.fabric.ip("link add link br0 name br0.7 type vlan id 7
+             addr del 192.0.2.1/24 dev br0
+             addr add 192.0.2.1/24 dev br0.7
+             link set br0.7 up")?;
+        for (node, other) in [(lab.n1(), lab.n2()), (lab.n2(), lab.n1())] {
+            node.host.ip(&format!(
+                "link add link eth0 name eth0.7 type vlan id 7
+                 addr del {v4}/24 dev eth0
+                 addr add {v4}/24 dev eth0.7
+                 link set eth0.7 up
+                 route replace default via 192.0.2.1
+                 route replace 10.244.{}.0/24 via {}",
+                other.number,
+                other.v4,
+                v4 = node.v4
+            ))?;
+        }
+        Ok(())
+    })
+}
+
+/// Requests come through one uplink, answers leave through another.
+#[test]
+fn answers_that_leave_through_another_uplink() -> Result<()> {
+    in_both_families(false, |lab| {
+        lab.fabric.ip(&format!(
+            "link add second type veth peer name eth1 netns {}
+             addr add 192.0.3.1/24 dev second
+             link set second up",
+            lab.n1().host.netns
+        ))?;
+        lab.n1().host.ip("addr add 192.0.3.11/24 dev eth1
+             link set eth1 up
+             route add default via 192.0.3.1 metric 10
+             route add 198.51.100.0/24 via 192.0.3.1")?;
+        [&lab.n1().host, &lab.fabric].into_iter().try_for_each(without_path_filters)?;
+        Ok(())
+    })
+}
+
+/// Answers that come back another way are no reason to drop a packet.
+fn without_path_filters(place: &Place) -> Result<()> {
+    let devices = place.enter(|| fs::read_dir("/proc/sys/net/ipv4/conf")?.collect::<std::io::Result<Vec<_>>>())??;
+    devices.iter().try_for_each(|device| {
+        sysctl(place, &format!("net.ipv4.conf.{}.rp_filter", device.file_name().to_string_lossy()), "0")
+    })
+}
+
+/// The other node's pods behind a tunnel of IP packets, as WireGuard and IP in IP make one.
+#[test]
+fn backends_behind_a_tunnel_without_a_link_layer() -> Result<()> {
+    in_both_families(false, |lab| {
+        tunnel::dig("tun0", [&lab.n1().host, &lab.n2().host])?;
+        for (node, other) in [(lab.n1(), lab.n2()), (lab.n2(), lab.n1())] {
+            let (here, there) = (node.number, other.number);
+            node.host.ip(&format!(
+                "addr add 10.246.{here}.1/32 dev tun0
+                 link set tun0 mtu 1400 up
+                 route add 10.246.{there}.1/32 dev tun0
+                 route replace 10.244.{there}.0/24 dev tun0"
+            ))?;
+        }
+        Ok(())
+    })
+}
+
+/// Clients come through such a tunnel: they are translated, refused by RST and ICMP, and answered.
+#[test]
+fn clients_behind_a_tunnel_without_a_link_layer() -> Result<()> {
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
+    let (a, b) = (lab.n1().pod(10)?, lab.n2().pod(20)?);
+    serve(&lab, "near", 1, &a, "Cluster")?;
+    serve(&lab, "far", 2, &b, "Cluster")?;
+    serve(&lab, "seen", 3, &a, "Local")?;
+    let none = Svc::new("none").ip("10.96.0.4").port("t", 80, "TCP").node_port(30004);
+    lab.apply(&[&none.port("u", 80, "UDP").node_port(30004)])?;
+    tunnel::dig("vpn0", [&lab.outside, &lab.n1().host])?;
+    lab.outside.ip("link set vpn0 mtu 1400 up
+         route add 192.0.2.11/32 dev vpn0 src 198.51.100.10")?;
+    lab.n1().host.ip("link set vpn0 mtu 1400 up
+         route add default dev vpn0 metric 10
+         route add 198.51.100.10/32 dev vpn0")?;
+    let _agents = [lab.n1().agent()?, lab.n2().agent()?];
+    let node = lab.n1().v4.into();
+    for (pod, port) in [(&a, 30001), (&b, 30002), (&a, 30003)] {
+        transfer(pod, &lab.outside, node, port).with_context(|| format!("a stream to port {port}"))?;
+        datagrams(pod, &lab.outside, node, port).with_context(|| format!("datagrams to port {port}"))?;
+    }
+    let outside = lab.outside.client()?;
+    for way in [Way::Tcp, Way::Udp] {
+        assert_eq!(outside.outcome(way, "192.0.2.11:30004")?, "ECONNREFUSED", "{way:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! What packets meet at virtual addresses beside their Services' ports, and who counts as a pod there.
+
+use std::{fs, time::Duration};
+
+use anyhow::Result;
+use serde_json::json;
+use sheave_tests::{
+    client::Way,
+    lab::Lab,
+    objects::{Slice, Svc},
+};
+
+/// F32: pings are answered where the operator wants it, for addresses that exist.
+#[test]
+fn pings_of_virtual_addresses_are_answered_when_asked_for() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    for prefix in ["10.96.0.0/16", "203.0.113.0/24", "2001:db8:96::/64"] {
+        lab.route(prefix, lab.n1())?;
+    }
+    let service = Svc::new("web").ip("10.96.0.41").ip("2001:db8:96::41").port("t", 80, "TCP");
+    lab.apply(&[&service.ingress("203.0.113.41", "VIP").set("externalIPs", json!(["203.0.113.42"]))])?;
+    lab.outside.enter(|| fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0"))??;
+    let mut outside = lab.outside.client()?;
+    outside.patience = Duration::from_millis(300);
+    let mut agent = lab.n1().agent()?;
+    for (flags, answer) in [(&[][..], "TIMEOUT"), (&["--answer-pings"], "8 bytes")] {
+        agent.kill()?;
+        agent = lab.n1().agent_with(flags)?;
+        for (to, outcome) in [
+            ("10.96.0.41:7", answer),
+            ("203.0.113.41:7", answer),
+            ("203.0.113.42:7", answer),
+            ("[2001:db8:96::41]:7", answer),
+            ("10.96.0.99:7", "TIMEOUT"),
+            ("192.0.2.11:7", "8 bytes"), // by the kernel, as ever
+        ] {
+            // A routing loop ends with an error, which is no answer either.
+            let said = outside.outcome(Way::Ping, to)?;
+            assert_eq!(said == "8 bytes", outcome == "8 bytes", "{flags:?} {to}: {said}");
+        }
+    }
+    Ok(())
+}
+
+/// V-5: an address of a service CIDR that no Service has is silent, and a neighbour of it is not.
+#[test]
+fn unknown_addresses_of_a_service_cidr_are_silent() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    lab.route("10.96.0.0/16", lab.n1())?;
+    let server = lab.n1().server(10, "a")?;
+    let slice = Slice::new("web", "web").port("t", 8080, "TCP").port("u", 8080, "UDP");
+    let service = Svc::new("web").ip("10.96.0.41").port("t", 80, "TCP").port("u", 80, "UDP");
+    lab.apply(&[&service, &slice.ready(&server.pod.v4.to_string(), "n1")])?;
+    let agent = lab.n1().agent_with(&["--service-cidrs", "10.96.0.0/16"])?;
+    let mut outside = lab.outside.client()?;
+    outside.patience = Duration::from_millis(300);
+    for way in [Way::Tcp, Way::Udp] {
+        for (to, outcome) in [("10.96.0.41:80", "a"), ("10.96.0.41:81", "ECONNREFUSED"), ("10.96.0.99:80", "TIMEOUT")] {
+            assert_eq!(outside.outcome(way, to)?, outcome, "{way:?} {to}");
+        }
+    }
+    assert!(agent.status()?.counters["packet_unknown_address"] > 0);
+    Ok(())
+}
+
+/// DL-3, DL-4: the device says who is a pod. A pod's connection to a ClusterIP is not masqueraded, an outsider's is.
+#[test]
+fn devices_say_who_is_a_pod() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    lab.route("10.96.0.0/16", lab.n1())?;
+    let (server, client) = (lab.n1().server(10, "a")?, lab.n1().pod(20)?);
+    let service = Svc::new("web").ip("10.96.0.41").port("t", 80, "TCP");
+    let slice = Slice::new("web", "web").port("t", 8080, "TCP");
+    lab.apply(&[&service, &slice.ready(&server.pod.v4.to_string(), "n1")])?;
+    let (pod, outside) = (client.place.client()?, lab.outside.client()?);
+    let mut agent = lab.n1().agent()?;
+    for (flags, seen) in [
+        (["--detect-pods=prefix", "--pod-interface-name-prefix=pod"], "10.244.1.20"),
+        (["--detect-pods=prefix", "--pod-interface-name-prefix=cali"], "10.244.1.1"),
+        (["--detect-pods=bridge", "--pod-bridge-interface=pod20"], "10.244.1.20"),
+    ] {
+        agent.kill()?;
+        agent = lab.n1().agent_with(&[&flags[..], &["--host-sockets-only", "--pod-packets=on"]].concat())?;
+        let dialled = pod.dial(Way::Tcp, "10.96.0.41:80")?;
+        assert_eq!(dialled.client.ip().to_string(), seen, "{flags:?}");
+        let dialled = outside.dial(Way::Tcp, "10.96.0.41:80")?;
+        assert_eq!(dialled.client.ip().to_string(), "10.244.1.1", "{flags:?}, from outside");
+    }
+    Ok(())
+}
