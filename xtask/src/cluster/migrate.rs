@@ -46,7 +46,9 @@ pub fn tally(cluster: &Up) -> Result<Tally> {
     lab.apply(WEB)?;
     lab.said(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
     let mut migration = Migration { clients: clients(&lab)?, lab };
-    let mut table = vec![("1 kube-proxy serves", Instant::now(), migration.check())];
+    // The pods run, but kube-proxy may not have noticed yet.
+    let serves = eventually("every client is served", 30, || migration.check());
+    let mut table = vec![("1 kube-proxy serves", Instant::now(), serves)];
     for (name, step) in STEPS {
         let start = Instant::now();
         let result = step(&migration).and_then(|()| migration.check());
@@ -57,7 +59,11 @@ pub fn tally(cluster: &Up) -> Result<Tally> {
             break; // the rest would only tell of this
         }
     }
-    drop(migration.clients);
+    if table.iter().any(|(_, _, result)| result.is_err()) {
+        let _ = migration.let_in(); // a cluster that serves, for the next time
+    }
+    migration.clients.clear();
+    migration.on_nodes("nft delete table ip keep; nft delete table ip6 keep; true", |_| Ok(()))?;
     migration.lab.said(&["delete", "--filename", &apply_file(&migration.lab)?, "--wait=false"])?;
 
     let mut total = Tally::default();
@@ -122,10 +128,12 @@ impl Migration {
 
     /// A NAT chain stays, so that connections which kube-proxy has translated do.
     fn clean(&self) -> Result<()> {
-        self.on_nodes(
-            "nft 'add table inet keep; add chain inet keep nat { type nat hook postrouting priority 100; }'",
-            |_| Ok(()),
-        )?;
+        for family in ["ip", "ip6"] {
+            let table = format!("add table {family} keep");
+            let chain = format!("add chain {family} keep nat {{ type nat hook postrouting priority 100; }}");
+            let rule = format!("add rule {family} keep nat ct state new accept"); // keeps conntrack, too
+            self.on_nodes(&format!("nft '{table}; {chain}; {rule}'"), |_| Ok(()))?;
+        }
         let list = ["-n", "kube-system", "get", "pods", "-l", "app.kubernetes.io/name=sheave", "-o", "name"];
         for pod in self.lab.said(&list)?.lines() {
             self.lab.said(&["-n", "kube-system", "exec", pod, "--", "sheave", "cleanup", "--kube-proxy"])?;

@@ -17,8 +17,10 @@ use super::{cgroup, lab::Lab};
 
 /// Between two requests to one address.
 const PAUSE: Duration = Duration::from_millis(20);
-/// An answer that takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// An answer that takes longer has failed, on the busiest host.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// So long each goes on after a change before it is judged.
+const WATCH: Duration = Duration::from_secs(2);
 
 /// Requests from one place to some addresses, each over a connection of its own, and over one that stays open.
 pub struct Traffic {
@@ -72,7 +74,7 @@ impl Count {
         let all = self.good + self.bad.len();
         match self.bad.first() {
             Some(first) => Some(format!("{name}: {} of {all} failed: {first}", self.bad.len())),
-            None => (all == 0).then(|| format!("{name}: nothing was asked")),
+            None => (all == 0).then(|| format!("{name}: nothing was answered")),
         }
     }
 }
@@ -89,7 +91,7 @@ pub fn ask(addresses: &[SocketAddr]) -> Result<()> {
     }
     for line in std::io::stdin().lines() {
         line?;
-        thread::sleep(PATIENCE); // each has ended at least one request since
+        thread::sleep(WATCH);
         let mut counts = counts.lock().map_err(|_| anyhow::anyhow!("a client has died"))?;
         let wrong: Vec<String> = counts.iter().filter_map(|(name, count)| count.complaint(name)).collect();
         for count in counts.values_mut() {

@@ -165,8 +165,10 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
-        let _ = self.child.wait();
+        if let Ok(None) = self.child.try_wait() {
+            let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+            let _ = self.child.wait();
+        }
     }
 }
 
