@@ -45,6 +45,8 @@ impl Cluster {
             eprintln!("bench: no kube-proxy to compare with: run `cargo xtask kubernetes kube-proxy`");
             return Ok(None);
         }
+        // An API server asks the default route which address it has.
+        lab.fabric.ip("route replace default dev br0")?;
         let Some(api) = ApiServer::start(Some(&lab.fabric))? else { return Ok(None) };
         for node in &lab.nodes {
             api.apply(&[&objects::node(node.number)])?;
