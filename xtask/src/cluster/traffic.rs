@@ -18,7 +18,7 @@ use super::{cgroup, lab::Lab};
 /// Between two requests to one address.
 const PAUSE: Duration = Duration::from_millis(20);
 /// An answer that takes longer has failed, on the busiest host.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 /// So long each goes on after a change before it is judged.
 const WATCH: Duration = Duration::from_secs(2);
 
