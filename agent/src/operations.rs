@@ -75,6 +75,7 @@ fn endpoints(p: &mut String) {
         ["", "/livez", "the same without the Node: does the agent work?"],
         ["", "/readyz", "200 once everything that was listed at the start is in the kernel"],
         ["--metrics-bind-address", "/metrics", "[metrics](#metrics) in Prometheus' text format"],
+        ["", "/metrics/slis", "how often `/healthz` below was asked, as of every Kubernetes component"],
         ["", "/healthz", "ok"],
         ["", "/proxyMode", "sheave: an own name, so that nobody mistakes it for a mode of kube-proxy"],
         ["", "/configz", "every value and where it came from, JSON"],

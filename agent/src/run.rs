@@ -38,7 +38,7 @@ use crate::{
     preflight::{Ready, preflight},
     privileges,
     reconcile::Reconciler,
-    server::{self, metrics::Exporter},
+    server::{self, metrics::Exporter, slis::Slis},
     source::{self, SourceEvent, SourceState, convert::ConvertOptions},
     timers::Timers,
     traces::Traces,
@@ -227,6 +227,7 @@ async fn start(
             requests,
             series: options.max_metrics_series,
             configuration: config::json(&options.effective).to_string(),
+            slis: Slis::default(),
         };
         tokio::spawn(server::serve(server::METRICS, address, server::metrics::router(exporter), warn.clone()));
     }

@@ -3,6 +3,7 @@
 mod bounded;
 pub mod health;
 pub mod metrics;
+pub mod slis;
 
 use std::{
     io,

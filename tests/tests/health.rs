@@ -79,6 +79,13 @@ fn metrics_tell_what_the_node_does() -> Result<()> {
         let reply = get(host, "127.0.0.1:10249", path)?;
         assert_eq!((reply.code, reply.body.as_str()), (200, body), "{path}");
     }
+    let slis = get(host, "127.0.0.1:10249", "/metrics/slis")?.body;
+    for line in [
+        r#"kubernetes_healthcheck{name="ping",type="healthz"} 1"#,
+        r#"kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 1"#,
+    ] {
+        ensure!(slis.contains(line), "{line} is missing in {slis}");
+    }
     let configuration = get(host, "127.0.0.1:10249", "/configz")?;
     let name = r#""nodeName":{"origin":"--node-name","value":"n1"}"#;
     ensure!(configuration.body.contains(name), "{configuration:?}");

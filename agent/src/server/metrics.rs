@@ -9,7 +9,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::health::NO_SNIFFING;
+use super::{health::NO_SNIFFING, slis::Slis};
 use crate::{
     api::Request,
     metrics::{Metrics, Snapshot},
@@ -31,16 +31,28 @@ pub struct Exporter {
     pub series: usize,
     /// What `/configz` shows, JSON.
     pub configuration: String,
+    /// What `/metrics/slis` shows.
+    pub slis: Slis,
 }
 
 /// Its paths.
 pub fn router(exporter: Exporter) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
-        .route("/healthz", get(async || ([NO_SNIFFING], "ok")))
+        .route("/metrics/slis", get(slis))
+        .route("/healthz", get(healthy))
         .route("/proxyMode", get(async || ([NO_SNIFFING], PROXY_MODE)))
         .route("/configz", get(configuration))
         .with_state(exporter)
+}
+
+async fn healthy(State(exporter): State<Exporter>) -> impl IntoResponse {
+    exporter.slis.pinged();
+    ([NO_SNIFFING], "ok")
+}
+
+async fn slis(State(exporter): State<Exporter>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, prometheus_text::CONTENT_TYPE), NO_SNIFFING], exporter.slis.text())
 }
 
 async fn configuration(State(exporter): State<Exporter>) -> impl IntoResponse {
