@@ -16,7 +16,7 @@ pub const REFUSED: u8 = 2;
 
 /// All of them, with what they say.
 pub const CODES: [(u8, &str); 3] = [
-    (0, "done; for `check` and `status`: all is well"),
+    (0, "done; for `check`: nothing is missing; for `status`: the agent answers, well or not"),
     (FAILED, "failed, or the answer is bad news"),
     (REFUSED, "nothing was done and nothing changed: the command line is wrong, or this host is not fit"),
 ];

@@ -16,7 +16,7 @@ use crate::{
 };
 
 const EXAMPLES: &str = "\
-Services stop working on this node until another proxy serves them; open connections go on. It may be run again at any
+Services stop working on this node until another proxy serves them; open connections go on. It may be run again at any \
 time, and after a crash in the middle.
 
 Examples:

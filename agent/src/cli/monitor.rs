@@ -25,8 +25,8 @@ use crate::{
 };
 
 const EXAMPLES: &str = "\
-A line for each connection that is opened, and for each packet, connect or datagram that is refused or dropped; later
-packets of a connection are not told. REASON is a counter of `sheave status` and the metrics. While nobody reads, the
+A line for each connection that is opened, and for each packet, connect or datagram that is refused or dropped; later \
+packets of a connection are not told. REASON is a counter of `sheave status` and the metrics. While nobody reads, the \
 programs write nothing; one `sheave monitor` a node can read at a time. Times are in UTC.
 
 Examples:

@@ -84,8 +84,7 @@ enum DetectArg {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PodPacketsArg {
     Auto,
-    /// YAML reads `on` as true.
-    #[value(alias = "true")]
+    #[value(alias = "true")] // as YAML reads `on`
     On,
     #[value(alias = "false")]
     Off,

@@ -221,14 +221,7 @@ pub trait Datapath {
 /// # Errors
 /// When there are none, or they are not what this build expects.
 pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadTables>> {
-    let pins = pins::Pins::below(&paths.bpffs);
-    anyhow::ensure!(
-        pins.maps().exists(),
-        "nothing is pinned at {}: since this host was booted or cleaned up, no agent has run with --bpffs {}",
-        pins.maps().display(),
-        paths.bpffs.display()
-    );
-    Ok(Box::new(kernel::Kernel::open(&pins)?))
+    Ok(Box::new(kernel::Kernel::open(&pinned(paths)?)?))
 }
 
 /// Opens the pinned flow table for reading.
@@ -236,7 +229,7 @@ pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadTables>> {
 /// # Errors
 /// When there is none, or it is not what this build expects.
 pub fn open_flows(paths: &HostPaths) -> anyhow::Result<flows::Flows> {
-    Ok(flows::Flows::open(&pins::Pins::below(&paths.bpffs))?)
+    Ok(flows::Flows::open(&pinned(paths)?)?)
 }
 
 /// Lets the programs tell what they do, and reads it.
@@ -244,7 +237,19 @@ pub fn open_flows(paths: &HostPaths) -> anyhow::Result<flows::Flows> {
 /// # Errors
 /// When nothing is pinned, it is not what this build expects, or somebody reads already.
 pub fn open_watch(paths: &HostPaths) -> anyhow::Result<watch::Watch> {
-    Ok(watch::Watch::open(&pins::Pins::below(&paths.bpffs))?)
+    Ok(watch::Watch::open(&pinned(paths)?)?)
+}
+
+/// Where an agent has pinned its maps, if one has.
+fn pinned(paths: &HostPaths) -> anyhow::Result<pins::Pins> {
+    let pins = pins::Pins::below(&paths.bpffs);
+    anyhow::ensure!(
+        pins.maps().exists(),
+        "nothing is pinned at {}: since this host was booted or cleaned up, no agent has run with --bpffs {}",
+        pins.maps().display(),
+        paths.bpffs.display()
+    );
+    Ok(pins)
 }
 
 /// Detaches and unpins everything; returns a line for each thing removed. `dry_run` only says what would be.
