@@ -13,15 +13,16 @@ pub struct Args {
     #[arg(long)]
     keep: bool,
     /// End what --keep left running
-    #[arg(long)]
+    #[arg(long, conflicts_with = "keep")]
     down: bool,
 }
 
 /// Becomes the demo.
 pub fn run(args: &Args) -> Result<()> {
-    setup::toolchain()?.build_workspace()?;
-    let programs = root::target().join("debug");
-    let program = programs.join("sheave-demo");
+    let program = root::target().join("debug/sheave-demo");
+    if !args.down || !program.exists() {
+        setup::toolchain()?.build_workspace()?;
+    }
     let mut command = if root::is_root() { Command::new(&program) } else { Command::new("sudo") };
     if !root::is_root() {
         println!("demo: network namespaces need root; asking sudo");

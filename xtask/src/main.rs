@@ -20,7 +20,7 @@ mod vm;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Builds, shows, tests sheave")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Builds, shows, tests sheave")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -38,7 +38,7 @@ enum Command {
     },
     /// Two nodes, some pods, an outside client: watch sheave at work
     Demo(demo::Args),
-    /// Run the tests: without an argument everything that CI runs
+    /// Run the tests: without an argument all that one host can tell; with --all what CI runs
     Test(suites::Args),
     /// Build programs of Kubernetes into the cache, where tests find them
     Kubernetes {
@@ -65,7 +65,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
-        Command::Setup => setup::toolchain().map(|_| ()),
+        Command::Setup => setup::toolchain().map(|toolchain| println!("{}", toolchain.told())),
         Command::Build { release: false } => setup::toolchain()?.build_workspace(),
         Command::Build { release: true } => setup::toolchain()?.build_release(),
         Command::Demo(args) => demo::run(&args),

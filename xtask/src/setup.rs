@@ -43,6 +43,13 @@ impl Toolchain {
         command
     }
 
+    /// That all is there, and what a cargo that is not started from here needs.
+    pub fn told(&self) -> String {
+        let custom = self.custom.as_ref().map(|name| format!("SHEAVE_BPF_TOOLCHAIN={name} ")).unwrap_or_default();
+        let linker = self.linker.display();
+        format!("setup: all is there; for a plain cargo build: export {custom}PATH={linker}:$PATH")
+    }
+
     /// Everything, in the one set of features that tests use too: the kernel side is built once.
     pub fn build_workspace(&self) -> Result<()> {
         root::run(&mut self.cargo(&["build", "--workspace", "--bins"]))

@@ -67,6 +67,7 @@ fn show(keep: bool) -> Result<()> {
 
     title("What the agent of n1 wants, and what its kernel has");
     print(&agents[0], &["svc", "list", "-A"])?;
+    println!();
     print(&agents[0], &["lb", "list", "-A"])?;
 
     let client = client_pod.place.client()?;
@@ -94,7 +95,7 @@ fn show(keep: bool) -> Result<()> {
     scale(&lab, &client)?;
     outlive(&mut agents[0], &client)?;
     if keep {
-        title("Left running");
+        title("Left running; to play with it, as root");
         explain(&lab, &client_pod.place, &agents[0])?;
     } else {
         title("Everything is removed again; `cargo xtask demo --keep` leaves it running");
@@ -157,7 +158,6 @@ fn dial(from: &str, client: &Client, way: Way, to: &str, times: usize) -> Result
 fn print(agent: &Agent, args: &[&str]) -> Result<()> {
     println!("  $ sheave {}", args.join(" "));
     agent.sheave(args)?.lines().for_each(|line| println!("  {line}"));
-    println!();
     Ok(())
 }
 
@@ -167,12 +167,12 @@ fn explain(lab: &Lab, pod: &Place, agent: &Agent) -> Result<()> {
     println!(
         "  Change the cluster:       edit {manifests}/web.yaml
   Dial from the pod:        {pod} {programs}/sheave-client tcp 10.96.0.20:80 10
-  What n1 wants:            {n1} {programs}/sheave svc list -A {flags}
-  What its kernel has:      {n1} {programs}/sheave lb list -A {flags}
+  What n1 wants:            {programs}/sheave svc list -A {flags}
+  What its kernel has:      {programs}/sheave lb list -A {flags}
+  What happens there:       {programs}/sheave monitor {flags}
   End it:                   cargo xtask demo --down",
         manifests = lab.manifests.display(),
         pod = enter(pod),
-        n1 = enter(&lab.n1().host),
         flags = agent.flags(),
     );
     Ok(())
