@@ -5,9 +5,7 @@ use crate::{
     watch,
 };
 use aya_ebpf::helpers::{bpf_l3_csum_replace, bpf_redirect};
-use sheave_ebpf::{
-    addr::Addr, backend::NO_BACKEND, conntrack::FLAG_REFUSED, counter::Counter, meta, proto, socket::NO_SERVICE,
-};
+use sheave_ebpf::{addr::Addr, backend::NO_BACKEND, conntrack::FLAG_REFUSED, meta, proto, socket::NO_SERVICE};
 
 /// Refuses what `packet` opens.
 #[inline(never)]
@@ -86,11 +84,4 @@ fn lead_astray(skb: Skb, packet: &Packet) -> Option<i32> {
     conntrack::announce(meta::PLAIN_FLOWS);
     skb::set_destination(skb, packet, &flow.to, 0)?;
     Some(NEXT)
-}
-
-/// Tells and refuses.
-#[inline(always)]
-pub fn because(skb: Skb, packet: &Packet, reason: Counter, service: u32) -> i32 {
-    watch::stopped(packet, reason, service);
-    refuse(skb, packet)
 }
