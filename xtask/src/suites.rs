@@ -138,7 +138,7 @@ fn executable(line: &str) -> Option<Binary> {
 /// The level a file of tests/tests belongs to; what is not named here talks over network namespaces.
 fn suite_of(file: &str) -> &str {
     match file {
-        "load" | "handover" => "load",
+        "load" => "load",
         "scripts" | "manifests" => "script",
         "api_server" | "watch" => "api",
         "helm" => "helm",

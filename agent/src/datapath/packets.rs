@@ -58,7 +58,7 @@ pub struct Orders {
     pub pods_dial: bool,
 }
 
-/// The other end of [`follow`].
+/// What [`start`] hands out.
 pub struct Control {
     orders: watch::Sender<Option<Orders>>,
     workloads: watch::Receiver<bool>,

@@ -172,10 +172,13 @@ impl Access {
     fn in_pod(&self) -> anyhow::Result<Config> {
         // With URLs of its own it does not need the variables that only pods have.
         let config = if self.servers.is_empty() { Config::incluster_env() } else { Config::incluster_dns() };
-        config.context(
-            "there is no service account of a pod to use; outside of pods give --kubeconfig FILE, or --manifests DIR \
-             to do without a cluster",
-        )
+        // The client's errors repeat their causes: the first one says it.
+        config.map_err(|e| {
+            anyhow!(
+                "there is no service account of a pod to use ({e}); outside of pods give --kubeconfig FILE, or \
+                 --manifests DIR to do without a cluster"
+            )
+        })
     }
 }
 
