@@ -61,7 +61,7 @@ fn a_changed_internal_ip_of_the_node_is_taken_up_live() -> Result<()> {
     lab.n1().host.ip("addr add 192.0.2.111/24 dev eth0")?;
     lab.settle(&agent)?;
     let mut client = lab.n1().host.client()?;
-    client.patience = Duration::from_millis(300);
+    client.patience = Duration::from_secs(1);
     let (old, new, vip) = ("192.0.2.11:30081", "192.0.2.111:30081", "203.0.113.81:80");
     let steps = [
         ("before", &["192.0.2.11"][..], [("A", old), ("ECONNREFUSED", new), ("TIMEOUT", vip)]),

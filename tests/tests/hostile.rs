@@ -152,7 +152,7 @@ fn an_endpoint_that_is_a_virtual_address_is_no_way_round() -> Result<()> {
     let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
     let _server = lab.n1().server(10, "A")?;
     let mut client = lab.n1().pod(20)?.place.client()?;
-    client.patience = Duration::from_millis(300);
+    client.patience = Duration::from_secs(1);
     lab.apply(&[&Svc::web("good", "10.96.0.91"), &Slice::web("good").ready(A, "n1"), &Svc::web("odd", "10.96.0.90")])?;
     for address in ["10.96.0.90", "10.96.0.91"] {
         let ports = json!([{"name": "t", "port": 80, "protocol": "TCP"}, {"name": "u", "port": 80, "protocol": "UDP"}]);

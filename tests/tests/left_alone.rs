@@ -16,7 +16,7 @@ const DNS: &str = "10.96.0.10:80";
 
 fn client(place: &Place) -> Result<Client> {
     let mut client = place.client()?;
-    client.patience = Duration::from_millis(300);
+    client.patience = Duration::from_secs(1);
     Ok(client)
 }
 

@@ -30,7 +30,7 @@ fn six(service: &str) -> Slice {
 
 fn client(place: &Place) -> Result<Client> {
     let mut client = place.client()?;
-    client.patience = Duration::from_millis(300);
+    client.patience = Duration::from_secs(1);
     Ok(client)
 }
 

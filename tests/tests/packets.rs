@@ -150,7 +150,7 @@ fn what_cannot_be_served_is_refused_or_silent() -> Result<()> {
     })?;
     let _agent = pair.lab.n1().agent()?;
     let mut outside = pair.lab.outside.client()?;
-    outside.patience = Duration::from_millis(400);
+    outside.patience = Duration::from_secs(1);
     for way in WAYS {
         for (to, outcome) in [
             ("10.96.0.41:80", "ECONNREFUSED"),
@@ -190,7 +190,7 @@ fn flow_4_source_ranges_guard_load_balancer_addresses() -> Result<()> {
     pair.service("shut-empty", 43, &[], ranges(&["192.0.2.0/25"], 3))?;
     let _agent = pair.lab.n1().agent()?;
     let mut outside = pair.lab.outside.client()?;
-    outside.patience = Duration::from_millis(400);
+    outside.patience = Duration::from_secs(1);
     for way in WAYS {
         for (to, outcome) in [
             ("203.0.113.1:80", "a"),

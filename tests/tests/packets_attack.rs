@@ -72,7 +72,7 @@ fn masquerade_ports_run_out_loudly_and_come_back() -> Result<()> {
     serve(&lab, "near", 1, &pod, "Cluster")?;
     let agent = lab.n1().agent_with(&["--snat-ports", "10000-10003"])?;
     let mut outside = lab.outside.client()?;
-    outside.patience = Duration::from_millis(500);
+    outside.patience = Duration::from_secs(1);
     let dial = || outside.connect(Way::Tcp, "192.0.2.11:30001");
     let mut holders: Vec<Connection<'_>> = (0..4).map(|_| dial()).collect::<Result<_>>()?;
     let refused = dial().err().context("a fifth client was hidden behind four ports")?;

@@ -100,7 +100,7 @@ fn case_28_policy_local_binds_clients_outside_to_the_node_they_come_to() -> Resu
     lab.apply(&[&lb, &slice("lbl").ready(&server.pod.v4.to_string(), "n1")])?;
     let _agents = [lab.n1().agent()?, lab.n2().agent()?];
     let mut outside = lab.outside.client()?;
-    outside.patience = Duration::from_millis(400);
+    outside.patience = Duration::from_secs(1);
     for (node, served) in [(lab.n1(), "a"), (lab.n2(), "TIMEOUT")] {
         for prefix in ["203.0.113.0/24", "10.96.0.0/16"] {
             lab.route(prefix, node)?;

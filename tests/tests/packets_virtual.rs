@@ -21,7 +21,7 @@ fn pings_of_virtual_addresses_are_answered_when_asked_for() -> Result<()> {
     lab.apply(&[&service.ingress("203.0.113.41", "VIP").set("externalIPs", json!(["203.0.113.42"]))])?;
     lab.outside.enter(|| fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0"))??;
     let mut outside = lab.outside.client()?;
-    outside.patience = Duration::from_millis(300);
+    outside.patience = Duration::from_secs(1);
     let mut agent = lab.n1().agent()?;
     for (flags, answer) in [(&[][..], "TIMEOUT"), (&["--answer-pings"], "8 bytes")] {
         agent.kill()?;
@@ -53,7 +53,7 @@ fn unknown_addresses_of_a_service_cidr_are_silent() -> Result<()> {
     lab.apply(&[&service, &slice.ready(&server.pod.v4.to_string(), "n1")])?;
     let agent = lab.n1().agent_with(&["--service-cidrs", "10.96.0.0/16"])?;
     let mut outside = lab.outside.client()?;
-    outside.patience = Duration::from_millis(300);
+    outside.patience = Duration::from_secs(1);
     for way in [Way::Tcp, Way::Udp] {
         for (to, outcome) in [("10.96.0.41:80", "a"), ("10.96.0.41:81", "ECONNREFUSED"), ("10.96.0.99:80", "TIMEOUT")] {
             assert_eq!(outside.outcome(way, to)?, outcome, "{way:?} {to}");

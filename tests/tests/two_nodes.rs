@@ -11,7 +11,7 @@ use sheave_tests::{
     objects::{Slice, Svc},
 };
 
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Clients in a pod and on the host of each node: the columns of case 28.
 fn clients(lab: &Lab) -> Result<Vec<(String, Client)>> {
