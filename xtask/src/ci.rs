@@ -5,7 +5,6 @@
 //! that would not be done in time is left out, and counts as skipped.
 
 use std::{
-    env,
     io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
     process::{Child, Command, Stdio},
@@ -15,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{cluster, kubernetes, suites::Args, tally::Tally};
+use crate::{cluster, kubernetes, root, suites::Args, tally::Tally};
 
 /// What a stage takes on two cores when everything it needs is there, generously.
 const KERNELS: Duration = Duration::from_secs(8 * 60);
@@ -81,7 +80,7 @@ fn stage(name: &str, words: &[&str]) -> Tally {
 }
 
 fn watch(words: &[&str]) -> Result<Tally> {
-    let mut child = this(words)?.stdout(Stdio::piped()).spawn()?;
+    let mut child = this(words).stdout(Stdio::piped()).spawn()?;
     let mut last = String::new();
     for line in BufReader::new(child.stdout.take().context("no stdout")?).split(b'\n') {
         last = String::from_utf8_lossy(&line?).into_owned();
@@ -94,10 +93,10 @@ fn watch(words: &[&str]) -> Result<Tally> {
     Ok(Tally { failed, ..tally })
 }
 
-fn this(words: &[&str]) -> Result<Command> {
-    let mut command = Command::new(env::current_exe().context("this program has been moved")?);
+fn this(words: &[&str]) -> Command {
+    let mut command = Command::new(root::this_program());
     command.args(words);
-    Ok(command)
+    command
 }
 
 /// From "N passed, N failed, N skipped".
@@ -117,9 +116,14 @@ struct Background {
 impl Background {
     fn start(name: &'static str, words: &[&str]) -> Self {
         let start = || -> Result<Child> {
-            let this = env::current_exe()?;
             let mut command = Command::new("nice");
-            command.arg("-n10").arg(this).arg(name).args(words).stdin(Stdio::null()).stdout(Stdio::null());
+            command
+                .arg("-n10")
+                .arg(root::this_program())
+                .arg(name)
+                .args(words)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null());
             command.process_group(0); // so that it ends with what it has started
             Ok(command.spawn()?)
         };

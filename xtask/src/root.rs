@@ -60,3 +60,9 @@ fn shown(command: &Command) -> String {
     let words = [command.get_program()].into_iter().chain(command.get_args());
     words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
+
+/// This program, to be started again. Its file may be another one by now: building the workspace builds it anew. The
+/// kernel keeps what runs.
+pub fn this_program() -> PathBuf {
+    PathBuf::from(format!("/proc/{}/exe", std::process::id()))
+}

@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    env,
     io::{BufReader, Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
@@ -22,6 +21,7 @@ use super::{
     lab::{self, Lab},
     process::said,
 };
+use crate::root;
 
 /// Between two looks at health checks.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -33,7 +33,7 @@ impl LoadBalancer {
     /// Starts it for the cluster that runs.
     pub fn start(lab: &Lab) -> Result<Self> {
         let mut command = lab.enter("lan")?;
-        command.arg(env::current_exe()?).args(["cluster", "load-balancer"]).stdin(Stdio::null());
+        command.arg(root::this_program()).args(["cluster", "load-balancer"]).stdin(Stdio::null());
         Ok(Self(command.spawn().context("cannot start the load balancer")?))
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    env,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -14,6 +13,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::{cgroup, lab::Lab};
+use crate::root;
 
 /// Between two requests to one address.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -38,7 +38,7 @@ impl Traffic {
         };
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{enter}exec \"$@\""), "sh"]).args(lab.inside(place)?);
-        command.arg(env::current_exe()?).args(["cluster", "ask"]).args(addresses);
+        command.arg(root::this_program()).args(["cluster", "ask"]).args(addresses);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start a client")?;
         let input = child.stdin.take().context("no stdin")?;
