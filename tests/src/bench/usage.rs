@@ -46,7 +46,8 @@ pub fn thread_time(pid: Pid, name: &str) -> Result<Duration> {
     let mut time = None;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?.path();
-        if fs::read_to_string(task.join("comm"))?.trim_end() == name {
+        // Others end while we look.
+        if fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim_end() == name) {
             let schedstat = fs::read_to_string(task.join("schedstat"))?;
             let nanos = schedstat.split(' ').next().and_then(|nanos| nanos.parse().ok()).context("no schedstat")?;
             *time.get_or_insert(Duration::ZERO) += Duration::from_nanos(nanos);
