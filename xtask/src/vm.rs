@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Programs of the workspace that tests start.
-const PROGRAMS: [&str; 3] = ["sheave", "sheave-client", "sheave-echo"];
+const PROGRAMS: [&str; 4] = ["sheave", "sheave-client", "sheave-echo", "sheave-enter"];
 
 /// What to boot and run.
 #[derive(clap::Args)]
