@@ -34,6 +34,14 @@ impl Addr {
     pub const fn is_v4(&self) -> bool {
         self.words[0] == 0 && self.words[1] == 0 && self.words[2] == MAPPED
     }
+
+    /// Where it lies among the addresses of its family, host order: an IPv4 address itself, the first half of an IPv6 one.
+    #[inline(always)]
+    #[must_use]
+    pub const fn place(&self) -> u64 {
+        let [a, b, _, d] = self.words;
+        if self.is_v4() { u32::from_be(d) as u64 } else { (u32::from_be(a) as u64) << 32 | u32::from_be(b) as u64 }
+    }
 }
 
 impl From<IpAddr> for Addr {

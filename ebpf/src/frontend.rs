@@ -15,6 +15,15 @@ pod! {
     }
 }
 
+impl FrontendKey {
+    /// The entry that stands for every unknown port of the same address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_unknown_port(&self) -> Self {
+        Self { port: 0, proto: 0, ..*self }
+    }
+}
+
 pod! {
     /// What a frontend names. One aligned u64, so that the program reads it whole.
     pub struct Frontend [8] {

@@ -134,11 +134,13 @@ pub mod meta {
     pub const WORKLOAD_PROGRAMS: u32 = 5;
     /// 1 = those are the programs for clients: pods dial frontends packet by packet. For the agent's successor.
     pub const PODS_DIAL: u32 = 6;
-    /// First (high half) and last IPv4 address, host order, that has an entry for its unknown ports, or is a service
-    /// CIDR's; 0 = there is none.
-    pub const GUARDED_V4: u32 = 7;
-    /// Size of the array.
-    pub const SIZE: u32 = 8;
+    /// Between these two [places](crate::addr::Addr::place) lie all IPv4 addresses that have an entry for their unknown
+    /// ports, or are a service CIDR's; the second is 0 while there is none.
+    pub const GUARDED_V4: [u32; 2] = [7, 8];
+    /// The same for IPv6.
+    pub const GUARDED_V6: [u32; 2] = [9, 10];
+    /// Size of the array: room to grow without a new layout.
+    pub const SIZE: u32 = 16;
 }
 
 /// Names of the constants that the loader sets before the verifier sees the programs.

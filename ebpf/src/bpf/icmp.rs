@@ -104,17 +104,9 @@ fn transport_checksum(skb: Skb, packet: &Packet, icmp: u32, old: (&Addr, u16), n
         sum = bpf_csum_diff(before.as_ptr().cast_mut(), 4, after.as_ptr().cast_mut(), 4, sum as u32) as u64;
     }
     sum = u64::from(sum as u32) + skb::difference(old.0, new.0);
-    let now = !fold(sum);
+    let now = !skb::fold(sum);
     skb::csum_l4(skb, icmp, then.into(), now.into(), 2)?;
     skb::store(skb, at, &now)
-}
-
-/// A sum of 16-bit words, as 16 bits.
-#[inline(always)]
-const fn fold(sum: u64) -> u16 {
-    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32 & 0xffff);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 /// The error's own address.

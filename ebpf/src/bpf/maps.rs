@@ -269,6 +269,15 @@ pub fn in_source_ranges(range: &SourceRange) -> bool {
     SOURCE_RANGES.get(&Key::new(FULL_BITS, *range)).is_some()
 }
 
+/// Whether an address lies between the first and the last that has an entry for unknown ports, or is a service CIDR's: a
+/// compare or two instead of two look-ups, for everything that is no Service's.
+#[inline(always)]
+pub fn is_near_a_guarded_address(addr: &Addr) -> bool {
+    let [first, last] = if addr.is_v4() { meta::GUARDED_V4 } else { meta::GUARDED_V6 };
+    let place = addr.place();
+    meta_word(first) <= place && place <= meta_word(last)
+}
+
 #[inline(always)]
 pub fn in_service_cidrs(addr: &Addr) -> bool {
     SERVICE_CIDRS.get(&Key::new(128, *addr)).is_some_and(|silent| *silent == 1)

@@ -7,6 +7,7 @@ use crate::{
     skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
     watch,
 };
+use core::mem::MaybeUninit;
 use sheave_ebpf::{
     addr::Addr,
     affinity::{AffinityKey, CLIENT_ADDRESS},
@@ -35,28 +36,28 @@ pub fn ingress(skb: Skb) -> i32 {
     if skb::is_tagged(skb) {
         return NEXT;
     }
-    let mut packet = Packet::NONE;
-    if !skb::parse(skb, HOOK_INGRESS, &mut packet) {
+    let mut room = MaybeUninit::uninit();
+    let Some(packet) = skb::parse(skb, HOOK_INGRESS, &mut room) else {
         return if maps::answer_pings() { ping::answer(skb) } else { NEXT };
-    }
+    };
     let opens =
         packet.is_ordinary() && (packet.tuple.proto != proto::TCP || packet.tcp & (TCP_SYN | TCP_ACK) == TCP_SYN);
     if !opens {
-        return if conntrack::any() { follow(skb, &packet).unwrap_or(NEXT) } else { NEXT };
+        return if conntrack::any() { follow(skb, packet).unwrap_or(NEXT) } else { NEXT };
     }
     if packet.tuple.proto != proto::TCP
-        && let Some(verdict) = unhide(skb, &packet)
+        && let Some(verdict) = unhide(skb, packet)
     {
         return verdict;
     }
     let mut frontend = Frontend { service: 0, kind: 0 };
-    let verdict = match dial(skb, &packet, &mut frontend) {
-        OPENS => open(skb, &packet, frontend),
+    let verdict = match dial(skb, packet, &mut frontend) {
+        OPENS => open(skb, packet, frontend),
         verdict => verdict,
     };
     // VERIFIER: here, not in those two: 5.10 and 6.1 round every frame up to 32 bytes, "combined stack size of 4 calls is
     // 544".
-    if verdict == REFUSES { refuse::refuse(skb, &packet) } else { verdict }
+    if verdict == REFUSES { refuse::refuse(skb, packet) } else { verdict }
 }
 
 /// A packet arrives from a workload whose sockets we see: it can only be a reply to a client that we hid.
@@ -65,14 +66,12 @@ pub fn ingress_from_workload(skb: Skb) -> i32 {
     if !conntrack::are_there(meta::MASQUERADED_FLOWS) {
         return NEXT;
     }
-    let mut packet = Packet::NONE;
-    if !skb::parse(skb, HOOK_INGRESS, &mut packet) {
-        return NEXT;
-    }
+    let mut room = MaybeUninit::uninit();
+    let Some(packet) = skb::parse(skb, HOOK_INGRESS, &mut room) else { return NEXT };
     if packet.quoted != 0 {
-        return follow(skb, &packet).unwrap_or(NEXT);
+        return follow(skb, packet).unwrap_or(NEXT);
     }
-    unhide(skb, &packet).unwrap_or(NEXT)
+    unhide(skb, packet).unwrap_or(NEXT)
 }
 
 /// A packet leaves. One that ingress did not mark can only be ours where replies of clients that we did not hide leave,
@@ -86,25 +85,19 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
     } else if skb::is_tagged(skb) || !may_be_ours(skb, to_clients) {
         return NEXT;
     }
-    let mut packet = Packet::NONE;
-    if !skb::parse(skb, HOOK_EGRESS, &mut packet) {
-        return NEXT;
-    }
+    let mut room = MaybeUninit::uninit();
+    let Some(packet) = skb::parse(skb, HOOK_EGRESS, &mut room) else { return NEXT };
     let Some(entry) = conntrack::find(&packet.tuple) else {
-        return if ours & maps::masquerade_mark() != 0 && packet.is_ordinary() {
-            nat::hide(skb, &packet)
-        } else {
-            NEXT
-        };
+        return if ours & maps::masquerade_mark() != 0 && packet.is_ordinary() { nat::hide(skb, packet) } else { NEXT };
     };
     let Flow { to, to_port, .. } = entry.flow;
     if packet.quoted != 0 {
-        return done(&packet, icmp::set_source(skb, &packet, &to, to_port));
+        return done(packet, icmp::set_source(skb, packet, &to, to_port));
     }
     if entry.flow.role() == ROLE_REPLY {
-        entry.touch(&packet);
+        entry.touch(packet);
     }
-    done(&packet, skb::set_source(skb, &packet, &to, to_port))
+    done(packet, skb::set_source(skb, packet, &to, to_port))
 }
 
 /// Whether an unmarked packet that leaves may belong to a flow: the reply to a client that is not hidden, or what this
@@ -192,10 +185,10 @@ fn dial(skb: Skb, packet: &Packet, dialled: &mut Frontend) -> i32 {
 /// What dials no frontend: nobody's business, unless its address is a Service's or could be.
 #[inline(always)]
 fn unknown(packet: &Packet, key: &FrontendKey) -> i32 {
-    if !is_near_a_guarded_address(&key.addr) {
+    if !maps::is_near_a_guarded_address(&key.addr) {
         return NEXT;
     }
-    if maps::frontend(&FrontendKey { port: 0, proto: 0, ..*key }).is_some() {
+    if maps::frontend(&key.of_unknown_port()).is_some() {
         watch::stopped(packet, Counter::PacketUnknownPort, NO_SERVICE);
         return REFUSES; // V-4
     }
@@ -204,14 +197,6 @@ fn unknown(packet: &Packet, key: &FrontendKey) -> i32 {
         return DROP; // V-5
     }
     NEXT
-}
-
-/// Whether an IPv4 address lies between the first and the last that has an entry for unknown ports, or is a service
-/// CIDR's: a compare or two instead of two look-ups, for everybody else's packets.
-#[inline(always)]
-fn is_near_a_guarded_address(addr: &Addr) -> bool {
-    let (v4, range) = (u32::from_be(addr.words[3]), maps::meta_word(meta::GUARDED_V4));
-    !addr.is_v4() || ((range >> 32) as u32 <= v4 && v4 <= range as u32)
 }
 
 #[inline(always)]

@@ -54,6 +54,8 @@ pub struct Packet {
     pub quoted: u32,
     /// Names the fragments of one packet.
     pub id: u32,
+    /// The third word of the outermost IPv4 header: time to live, protocol, checksum.
+    third: u32,
     pub part: Part,
     /// TCP's flags; 0 otherwise.
     pub tcp: u8,
@@ -72,25 +74,6 @@ pub enum Part {
 }
 
 impl Packet {
-    /// A place for one.
-    pub const NONE: Self = Self {
-        tuple: Tuple {
-            src: Addr { words: [0; 4] },
-            dst: Addr { words: [0; 4] },
-            src_port: 0,
-            dst_port: 0,
-            proto: 0,
-            hook: 0,
-            zero: 0,
-        },
-        l4: 0,
-        quoted: 0,
-        id: 0,
-        part: Part::Whole,
-        tcp: 0,
-        is_v6: false,
-    };
-
     /// Whether it can open a flow.
     #[inline(always)]
     pub fn is_ordinary(&self) -> bool {
@@ -118,6 +101,8 @@ pub struct Header {
     pub more: bool,
     /// Names the fragments of one packet.
     pub id: u32,
+    /// IPv4: the third word, time to live, protocol and checksum.
+    third: u32,
 }
 
 /// Bytes of the packet. `None` when they are not all there.
@@ -126,6 +111,22 @@ pub fn load<T: Copy>(skb: Skb, at: u32) -> Option<T> {
     let mut value = MaybeUninit::<T>::uninit();
     let r = unsafe { bpf_skb_load_bytes(skb.cast(), at, value.as_mut_ptr().cast(), size_of::<T>() as u32) };
     if r == 0 { Some(unsafe { value.assume_init() }) } else { None }
+}
+
+/// Words of a header near the beginning of the packet, where they nearly always lie in one piece: read in place, which
+/// saves a call and a copy; a helper brings them when they do not.
+#[inline(always)]
+fn words<const N: usize>(skb: Skb, at: u32) -> Option<[u32; N]> {
+    // VERIFIER: where a packet is read in place, the place must be known to be small.
+    const NEAR: u32 = 256;
+    let (begin, end) = unsafe {
+        ((&raw const (*skb).data).read_volatile() as usize, (&raw const (*skb).data_end).read_volatile() as usize)
+    };
+    if at < NEAR && begin + at as usize + size_of::<[u32; N]>() <= end {
+        // Network headers are aligned to 4 where the hardware cares.
+        return Some(unsafe { *((begin + at as usize) as *const [u32; N]) });
+    }
+    load(skb, at)
 }
 
 #[inline(always)]
@@ -174,15 +175,14 @@ pub fn is_tagged(skb: Skb) -> bool {
 pub fn header(skb: Skb) -> Option<Header> {
     let at = maps::link_header();
     match ethertype(skb) {
-        ETH_P_IP => header_v4(skb, at),
-        ETH_P_IPV6 => header_v6(skb, at),
+        ETH_P_IP => header_v4(at, &words(skb, at)?),
+        ETH_P_IPV6 => header_v6(skb, at, &words(skb, at)?),
         _ => None,
     }
 }
 
 #[inline(always)]
-pub fn header_v4(skb: Skb, at: u32) -> Option<Header> {
-    let words: [u32; 5] = load(skb, at)?;
+fn header_v4(at: u32, words: &[u32; 5]) -> Option<Header> {
     let first = words[0].to_ne_bytes()[0];
     let length = u32::from(first & 0xf) * 4;
     if first >> 4 != 4 || length < 20 {
@@ -199,12 +199,12 @@ pub fn header_v4(skb: Skb, at: u32) -> Option<Header> {
         fragment: fragment & 0x1fff,
         more: fragment & 0x2000 != 0,
         id: u32::from(u16::from_be_bytes([id0, id1])),
+        third: words[2],
     })
 }
 
 #[inline(always)]
-pub fn header_v6(skb: Skb, at: u32) -> Option<Header> {
-    let words: [u32; 10] = load(skb, at)?;
+fn header_v6(skb: Skb, at: u32, words: &[u32; 10]) -> Option<Header> {
     if words[0].to_ne_bytes()[0] >> 4 != 6 {
         return None;
     }
@@ -217,6 +217,7 @@ pub fn header_v6(skb: Skb, at: u32) -> Option<Header> {
         fragment: 0,
         more: false,
         id: 0,
+        third: 0,
     };
     if !is_transport(header.proto) {
         extension_headers(skb, &mut header)?;
@@ -262,10 +263,20 @@ fn extension_headers(skb: Skb, header: &mut Header) -> Option<()> {
     None
 }
 
-/// The packet, if it is of a protocol with ports and whole enough to be changed, or an ICMP error about such a packet;
-/// `false` for every other. A function of its own, so that its stack is free again when the packet is dealt with.
+/// The packet, if it is of a protocol with ports and whole enough to be changed, or an ICMP error about such a packet.
+/// `room` is the caller's to provide, and needs no value.
+#[inline(always)]
+pub fn parse(skb: Skb, hook: u8, room: &mut MaybeUninit<Packet>) -> Option<&Packet> {
+    if !parse_into(skb, hook, room) {
+        return None;
+    }
+    Some(unsafe { room.assume_init_ref() })
+}
+
+/// A function of its own, so that its stack is free again when the packet is dealt with. VERIFIER: the answer is a register,
+/// whose value is known; that of an `Option`'s tag on the stack is not.
 #[inline(never)]
-pub fn parse(skb: Skb, hook: u8, packet: &mut Packet) -> bool {
+fn parse_into(skb: Skb, hook: u8, room: &mut MaybeUninit<Packet>) -> bool {
     let Some(header) = header(skb) else { return false };
     let parsed = if header.fragment != 0 {
         later(&header, hook)
@@ -274,8 +285,8 @@ pub fn parse(skb: Skb, hook: u8, packet: &mut Packet) -> bool {
     } else {
         with_ports(skb, &header, hook)
     };
-    if let Some(parsed) = parsed {
-        *packet = parsed;
+    if let Some(packet) = parsed {
+        room.write(packet);
     }
     parsed.is_some()
 }
@@ -291,8 +302,15 @@ fn with_ports(skb: Skb, header: &Header, hook: u8) -> Option<Packet> {
     if header.l4 + needs > length(skb) {
         return None;
     }
-    let [src_port, dst_port]: [u16; 2] = load(skb, header.l4)?;
-    let tcp = if header.proto == proto::TCP { load::<u8>(skb, header.l4 + 13)? } else { 0 };
+    let (ports, tcp) = if header.proto == proto::TCP {
+        let [ports, _, _, flags] = words(skb, header.l4)?;
+        (ports, flags.to_ne_bytes()[1])
+    } else {
+        let [ports] = words(skb, header.l4)?;
+        (ports, 0)
+    };
+    let [s0, s1, d0, d1] = ports.to_ne_bytes();
+    let (src_port, dst_port) = (u16::from_ne_bytes([s0, s1]), u16::from_ne_bytes([d0, d1]));
     let part = if header.more { Part::First } else { Part::Whole };
     Some(Packet { part, tcp, ..packet_of(header, hook, src_port, dst_port) })
 }
@@ -317,7 +335,7 @@ fn error(skb: Skb, header: &Header, hook: u8) -> Option<Packet> {
         return None;
     }
     let at = header.l4 + ICMP_HEADER;
-    let quoted = if header.is_v6 { header_v6(skb, at)? } else { header_v4(skb, at)? };
+    let quoted = if header.is_v6 { header_v6(skb, at, &load(skb, at)?)? } else { header_v4(at, &load(skb, at)?)? };
     if quoted.fragment != 0 || !matches!(quoted.proto, proto::TCP | proto::UDP | proto::SCTP) {
         return None;
     }
@@ -333,6 +351,7 @@ fn packet_of(header: &Header, hook: u8, src_port: u16, dst_port: u16) -> Packet 
         l4: header.l4,
         quoted: 0,
         id: header.id,
+        third: header.third,
         part: Part::Whole,
         tcp: 0,
         is_v6: header.is_v6,
@@ -362,26 +381,23 @@ fn remember_fragments(packet: &Packet) {
 /// Replaces the destination. `None`: the packet is as it was, or too broken to go on.
 #[inline(never)]
 pub fn set_destination(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Option<()> {
-    remember_fragments(packet);
-    let at = maps::link_header() + if packet.is_v6 { 24 } else { 16 };
-    let old = (&packet.tuple.dst, packet.tuple.dst_port);
-    replace(skb, packet, (at, packet.l4 + 2), old, (addr, port))
+    let Tuple { dst, dst_port, .. } = &packet.tuple;
+    replace(skb, packet, &packet.tuple.to(*addr, port), (dst, *dst_port), (addr, port))
 }
 
 /// Replaces the source. `None`: the packet is as it was, or too broken to go on.
 #[inline(never)]
 pub fn set_source(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Option<()> {
-    remember_fragments(packet);
-    let at = maps::link_header() + if packet.is_v6 { 8 } else { 12 };
-    let old = (&packet.tuple.src, packet.tuple.src_port);
-    replace(skb, packet, (at, packet.l4), old, (addr, port))
+    let Tuple { src, src_port, .. } = &packet.tuple;
+    replace(skb, packet, &packet.tuple.from(*addr, port), (src, *src_port), (addr, port))
 }
 
+/// Makes the packet one of `tuple`, which has `new` in place of `old`.
 #[inline(always)]
-fn replace(skb: Skb, packet: &Packet, at: (u32, u32), old: (&Addr, u16), new: (&Addr, u16)) -> Option<()> {
-    let (addr_at, port_at) = at;
+fn replace(skb: Skb, packet: &Packet, tuple: &Tuple, old: (&Addr, u16), new: (&Addr, u16)) -> Option<()> {
+    remember_fragments(packet);
     if packet.part as u8 == Part::Later as u8 {
-        return set_address(skb, packet.is_v6, addr_at, old.0, new.0);
+        return set_addresses(skb, packet, tuple, old.0, new.0);
     }
     // UDP may carry no checksum: the flag leaves 0 alone and never produces it. SCTP's does not cover addresses.
     let checksum = match packet.tuple.proto {
@@ -392,14 +408,35 @@ fn replace(skb: Skb, packet: &Packet, at: (u32, u32), old: (&Addr, u16), new: (&
     if let Some((at, flags)) = checksum {
         replace_pseudo(skb, at, flags, packet.is_v6, old.0, new.0)?;
     }
-    set_address(skb, packet.is_v6, addr_at, old.0, new.0)?;
+    set_addresses(skb, packet, tuple, old.0, new.0)?;
     if old.1 != new.1 {
         if let Some((at, flags)) = checksum {
             csum_l4(skb, at, old.1.into(), new.1.into(), flags | 2)?;
         }
-        store(skb, port_at, &new.1)?;
+        store(skb, packet.l4, &[tuple.src_port, tuple.dst_port])?;
     }
     Some(())
+}
+
+/// Both addresses of the outermost header, and IPv4's checksum, which stands before them: one store.
+#[inline(always)]
+fn set_addresses(skb: Skb, packet: &Packet, tuple: &Tuple, old: &Addr, new: &Addr) -> Option<()> {
+    let at = maps::link_header() + 8;
+    if packet.is_v6 {
+        return store(skb, at, &[tuple.src, tuple.dst]);
+    }
+    let [ttl, protocol, c0, c1] = packet.third.to_ne_bytes();
+    let sum = u64::from(!u16::from_ne_bytes([c0, c1])) + u64::from(!old.words[3]) + u64::from(new.words[3]);
+    let [c0, c1] = (!fold(sum)).to_ne_bytes();
+    store(skb, at, &[u32::from_ne_bytes([ttl, protocol, c0, c1]), tuple.src.words[3], tuple.dst.words[3]])
+}
+
+/// A sum of 16-bit words, as 16 bits.
+#[inline(always)]
+pub const fn fold(sum: u64) -> u16 {
+    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32 & 0xffff);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 /// An address of the outermost header and, for IPv4, its checksum.

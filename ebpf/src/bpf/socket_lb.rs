@@ -13,7 +13,7 @@ use sheave_ebpf::{
     affinity::{AffinityKey, CLIENT_NETNS},
     backend::{Backend, NO_BACKEND},
     counter::Counter,
-    frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_UNKNOWN_PORT},
+    frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK},
     proto,
     service::{
         Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_PODS_BY_PACKET, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP,
@@ -220,17 +220,7 @@ fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
     if maps::host_only() && !host {
         return Route::Untouched;
     }
-    let Some(frontend) = lookup(key, host) else {
-        if is_transport(key.proto) && maps::in_service_cidrs(&key.addr) {
-            watch::not_sent(key, Counter::SocketUnknownAddress, NO_SERVICE);
-            return Route::Silent { service: NO_SERVICE }; // V-5
-        }
-        return Route::Untouched;
-    };
-    if frontend.kind == KIND_UNKNOWN_PORT {
-        watch::not_sent(key, Counter::SocketUnknownPort, NO_SERVICE);
-        return Route::Refused;
-    }
+    let Some(frontend) = lookup(key, host) else { return unknown(key) };
     let config = maps::config(frontend.service);
     if frontend.kind == KIND_LOAD_BALANCER && config.flags() & FLAG_SOURCE_RANGES != 0 {
         match admission::<F>(ctx, frontend.service, config, host) {
@@ -274,7 +264,24 @@ fn is_transport(proto: u8) -> bool {
     proto == proto::TCP || proto == proto::UDP
 }
 
-/// The frontend of a key, or that of the unknown ports of its address.
+/// What is no frontend: nobody's business, unless its address is a Service's or could be.
+#[inline(always)]
+fn unknown(key: &FrontendKey) -> Route {
+    if !is_transport(key.proto) || !maps::is_near_a_guarded_address(&key.addr) {
+        return Route::Untouched;
+    }
+    if maps::frontend(&key.of_unknown_port()).is_some() {
+        watch::not_sent(key, Counter::SocketUnknownPort, NO_SERVICE);
+        return Route::Refused; // V-4
+    }
+    if maps::in_service_cidrs(&key.addr) {
+        watch::not_sent(key, Counter::SocketUnknownAddress, NO_SERVICE);
+        return Route::Silent { service: NO_SERVICE }; // V-5
+    }
+    Route::Untouched
+}
+
+/// The frontend that a key names.
 #[inline(always)]
 fn lookup(key: &FrontendKey, host: bool) -> Option<Frontend> {
     if let Some(loopback) = loopback(&key.addr) {
@@ -285,13 +292,7 @@ fn lookup(key: &FrontendKey, host: bool) -> Option<Frontend> {
         let frontend = maps::frontend(&FrontendKey { addr: loopback, ..*key })?;
         return (frontend.kind == KIND_LOOPBACK).then_some(frontend);
     }
-    if !is_transport(key.proto) {
-        return None;
-    }
-    if let Some(frontend) = maps::frontend(key) {
-        return Some(frontend);
-    }
-    maps::frontend(&FrontendKey { addr: key.addr, port: 0, proto: 0, zero: 0 })
+    if is_transport(key.proto) { maps::frontend(key) } else { None }
 }
 
 /// What loadBalancerSourceRanges say of a socket.

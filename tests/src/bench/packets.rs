@@ -73,8 +73,12 @@ pub fn measure(lab: &Lab, cpu: usize, effort: &Effort) -> Result<Vec<Row>> {
     let objects: Vec<(Svc, Slice)> = pairs.iter().flat_map(Pair::objects).collect();
     let texts: Vec<&dyn Object> =
         objects.iter().flat_map(|(service, slice)| [service as &dyn Object, slice as &dyn Object]).collect();
-    eprintln!("bench: packets: an API server for kube-proxy");
-    let cluster = Cluster::start(lab, &texts)?;
+    let cluster = if effort.kube_proxy {
+        eprintln!("bench: packets: an API server for kube-proxy");
+        Cluster::start(lab, &texts)?
+    } else {
+        None
+    };
     for pair in &mut pairs {
         pair.start(lab, cluster.as_ref())?;
     }
