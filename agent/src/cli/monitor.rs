@@ -17,7 +17,7 @@ use super::{block_on, host::HostArgs, list::NamespaceArgs};
 use crate::{
     datapath::{
         self, clock,
-        watch::{RENEW, Watch},
+        watch::{LOOK, Watch},
     },
     exit::{self, Refused},
     monitor::{EventView, Wanted},
@@ -77,23 +77,18 @@ impl MonitorArgs {
         block_on(self.follow(watch))
     }
 
-    async fn follow(self, watch: Watch) -> anyhow::Result<()> {
+    async fn follow(self, mut watch: Watch) -> anyhow::Result<()> {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        let (mut ring, mut renew) = (watch.awaited()?, interval(RENEW));
+        let mut look = interval(LOOK);
         let mut stream = Stream::new(&self);
         stream.begin()?;
         while stream.left > 0 {
             select! {
                 _ = interrupt.recv() => break,
                 _ = terminate.recv() => break,
-                _ = renew.tick() => {
-                    ring.get_ref().renew()?;
-                    stream.take(ring.get_mut())?;
-                }
-                ready = ring.readable_mut() => {
-                    let mut ready = ready?;
-                    ready.clear_ready(); // first, so that what comes while we read wakes us again
-                    stream.take(ready.get_inner_mut())?;
+                _ = look.tick() => {
+                    watch.renew()?;
+                    stream.take(&mut watch)?;
                 }
             }
         }

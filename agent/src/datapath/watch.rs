@@ -3,23 +3,21 @@
 
 use std::{
     fs::{File, TryLockError},
-    os::fd::{AsRawFd, RawFd},
     ptr,
     time::Duration,
 };
 
 use aya::maps::{HashMap, Map, MapData, PerCpuArray, RingBuf};
 use sheave_ebpf::{counter::Counter, event::Event, maps, meta, names::ServiceName};
-use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{Error, Result, clock, kernel::flatten, pins::Pins, words::Words};
 
 /// The programs stop telling so long after the last [`Watch::renew`]: a reader may be killed.
 const LEASE: u64 = 3;
-/// How often a reader renews its wish.
-pub const RENEW: Duration = Duration::from_secs(1);
+/// How often a reader looks and renews its wish. Nobody wakes it: that would cost whoever connects more than the record.
+pub const LOOK: Duration = Duration::from_millis(50);
 
-/// The one reader of a node. Its file descriptor is readable when there are records.
+/// The one reader of a node.
 pub struct Watch {
     ring: RingBuf<MapData>,
     names: HashMap<MapData, u32, ServiceName>,
@@ -56,16 +54,6 @@ impl Watch {
         watch.lost = watch.all_lost();
         watch.renew()?;
         Ok(watch)
-    }
-
-    /// For waiting until there are records; in a runtime.
-    ///
-    /// # Errors
-    /// When the runtime cannot wait for one more thing.
-    pub fn awaited(self) -> Result<AsyncFd<Self>> {
-        // SAFETY: the ring owns its descriptor and keeps it open for as long as it lives.
-        let registered = unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) };
-        registered.map_err(|e| Error::kernel("waiting for records", e.into()))
     }
 
     /// Lets the programs tell for three seconds more.
@@ -106,12 +94,6 @@ impl Watch {
     #[must_use]
     pub fn name(&self, service: u32) -> Option<ServiceName> {
         self.names.get(&service, 0).ok()
-    }
-}
-
-impl AsRawFd for Watch {
-    fn as_raw_fd(&self) -> RawFd {
-        self.ring.as_raw_fd()
     }
 }
 
