@@ -52,6 +52,8 @@ impl Toolchain {
 
     /// Everything, in the one set of features that tests use too: the kernel side is built once.
     pub fn build_workspace(&self) -> Result<()> {
+        // Cargo shows the crate it is at, but not what that crate's build script compiles.
+        println!("── building everything (at first some minutes; one of them is the kernel side, inside sheave-agent)");
         root::run(&mut self.cargo(&["build", "--workspace", "--bins"]))
     }
 

@@ -1,20 +1,17 @@
-//! A real kube-proxy on a node of the lab, to be measured beside us; where its programs have been built.
+//! What the kube-proxies that are measured beside us watch: a real API server, where its programs have been built.
 
 use std::{
-    fs::{self, File},
-    io,
+    fs, io,
     net::{Ipv4Addr, TcpListener, TcpStream},
-    path::PathBuf,
-    process::{Child, Stdio},
+    path::{Path, PathBuf},
     thread,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::{
     api_server::{self, ApiServer},
     lab::Lab,
-    node::Node,
     objects::{self, Object},
     place::Place,
 };
@@ -26,13 +23,8 @@ const API: (Ipv4Addr, u16) = (Ipv4Addr::new(192, 0, 2, 1), 6443);
 #[derive(Debug)]
 pub struct Cluster {
     _api: ApiServer,
-    program: PathBuf,
     kubeconfig: PathBuf,
 }
-
-/// A running kube-proxy; killed when dropped, and its rules go with the node.
-#[derive(Debug)]
-pub struct KubeProxy(Child);
 
 impl Cluster {
     /// An API server with all Nodes of the lab and these objects; `None` when a program that it takes is not there.
@@ -40,8 +32,7 @@ impl Cluster {
     /// # Errors
     /// When it does not get ready, or refuses an object.
     pub fn start(lab: &Lab, objects: &[&dyn Object]) -> Result<Option<Self>> {
-        let program = api_server::programs()?.join("kube-proxy");
-        if !program.exists() {
+        if !api_server::programs()?.join("kube-proxy").exists() {
             eprintln!("bench: no kube-proxy to compare with: run `cargo xtask kubernetes kube-proxy`");
             return Ok(None);
         }
@@ -68,35 +59,12 @@ impl Cluster {
         );
         let kubeconfig = api.kubeconfig().with_file_name("kubeconfig-of-nodes");
         fs::write(&kubeconfig, own)?;
-        Ok(Some(Self { _api: api, program, kubeconfig }))
+        Ok(Some(Self { _api: api, kubeconfig }))
     }
 
-    /// Starts a kube-proxy in one of its modes.
-    ///
-    /// # Errors
-    /// When it cannot be started, or ends at once.
-    pub fn proxy(&self, node: &Node, mode: &str) -> Result<KubeProxy> {
-        let log = File::create(node.paths().log.with_file_name("kube-proxy.log"))?;
-        let mut command = node.host.command(&self.program)?;
-        command
-            .arg(format!("--kubeconfig={}", self.kubeconfig.display()))
-            .args([&format!("--proxy-mode={mode}"), &format!("--hostname-override={}", node.name)])
-            .args(["--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0", "--conntrack-min=0"])
-            .args(["--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s"])
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        let mut child = command.spawn().context("cannot start kube-proxy")?;
-        thread::sleep(std::time::Duration::from_millis(200));
-        ensure!(child.try_wait()?.is_none(), "kube-proxy has ended, see {}", node.paths().log.display());
-        Ok(KubeProxy(child))
-    }
-}
-
-impl Drop for KubeProxy {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+    /// Where kube-proxies find it.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
     }
 }
 

@@ -8,7 +8,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{
     Effort,
-    kube_proxy::{Cluster, KubeProxy},
+    kube_proxy::Cluster,
     numbers::Spread,
     report::{Row, Unit},
     rounds::Rounds,
@@ -18,6 +18,7 @@ use super::{
 use crate::{
     agent::{Agent, Paths},
     flow_table::FlowTable,
+    kube_proxy::{KubeProxy, Mode},
     lab::Lab,
     node::{Node, Pod},
     objects::{Object, Slice, Svc},
@@ -233,12 +234,12 @@ impl<'a> Pair<'a> {
                 }
                 return Ok(());
             }
-            Proxy::Nftables => "nftables",
-            Proxy::Iptables => "iptables",
+            Proxy::Nftables => Mode::Nftables,
+            Proxy::Iptables => Mode::Iptables,
         };
         if let Some(cluster) = cluster {
             for node in [self.near, self.far] {
-                self.proxies.push(cluster.proxy(node, mode)?);
+                self.proxies.push(KubeProxy::start(node, mode, cluster.kubeconfig())?);
             }
         }
         Ok(())
