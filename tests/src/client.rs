@@ -189,6 +189,12 @@ impl Place {
 }
 
 impl Client {
+    /// Of its process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// One whole dial to an address such as "10.96.0.20:80" or "[::ffff:10.96.0.20]:80".
     ///
     /// # Errors

@@ -61,6 +61,8 @@ impl Asked {
 pub enum Fault {
     /// An HTTP error.
     Status(u16, &'static str),
+    /// The honest answer of a stream, each object of its first list so long after the one before.
+    Slowly(Duration),
     /// Exactly these bytes, then the end, that much later.
     Bytes(String, Duration),
     /// No answer at all.
@@ -224,7 +226,8 @@ async fn answer(
             Response::new(Body::from_stream(stream::StreamExt::chain(first, stream::once(last))))
         }
         None if asked.field("sendInitialEvents") == "true" && !streams => status(422, "Invalid"),
-        None if asked.field("watch") == "true" => Response::new(watching(&api, asked)),
+        Some(Fault::Slowly(pause)) => Response::new(watching(&api, asked, pause)),
+        None if asked.field("watch") == "true" => Response::new(watching(&api, asked, Duration::ZERO)),
         None => Response::new(Body::from(page(&api, &asked).to_string())),
     }
 }
@@ -240,7 +243,7 @@ fn page(api: &FakeApi, asked: &Asked) -> Value {
 }
 
 /// Events as they come; the list first where that is asked for.
-fn watching(api: &FakeApi, asked: Asked) -> Body {
+fn watching(api: &FakeApi, asked: Asked, pause: Duration) -> Body {
     let mut first = Vec::new();
     let mut seen = asked.version();
     if asked.field("sendInitialEvents") == "true" {
@@ -249,7 +252,10 @@ fn watching(api: &FakeApi, asked: Asked) -> Body {
         first.push(bookmark(inner.version, true));
         seen = inner.version;
     }
-    let start = stream::iter(first.into_iter().map(line));
+    let start = stream::StreamExt::then(stream::iter(first), move |event| async move {
+        tokio::time::sleep(pause).await;
+        line(event)
+    });
     let changed = api.changed.subscribe();
     let opened = *changed.borrow();
     let state = (api.clone(), asked.kind, seen, changed);

@@ -81,7 +81,8 @@ fn killed_two_hundred_times_at_random_moments_no_dial_fails_or_is_misdirected() 
     let node = lab.n1();
     let _servers = [node.server(10, "A")?, node.server(11, "B")?, node.server(12, "other")?];
     let (inside, outside) = (node.pod(20)?.place.client()?, lab.outside.client()?);
-    let web = Svc::new("web").ip("10.96.0.20").port("u", 80, "UDP").port("t", 80, "TCP").node_port(30_020);
+    let web = Svc::new("web").ip("10.96.0.20").port("u", 80, "UDP").node_port(30_020);
+    let web = web.port("t", 80, "TCP").node_port(30_020);
     let slice = |backends: &[&str]| service("web", "10.96.0.20", backends).1;
     let both = slice(&["10.244.1.10", "10.244.1.11"]);
     lab.apply(&[&web, &both])?;
@@ -93,6 +94,8 @@ fn killed_two_hundred_times_at_random_moments_no_dial_fails_or_is_misdirected() 
         inside.load(Way::Tcp, LoadKind::Ask, "10.96.0.20:80", Duration::from_millis(1))?,
         outside.load(Way::Tcp, LoadKind::Dial, "192.0.2.11:30020", Duration::from_millis(1))?,
         outside.load(Way::Tcp, LoadKind::Ask, "192.0.2.11:30020", Duration::from_millis(1))?,
+        outside.load(Way::Udp, LoadKind::Dial, "192.0.2.11:30020", Duration::from_millis(1))?,
+        outside.load(Way::Udp, LoadKind::Ask, "192.0.2.11:30020", Duration::from_millis(1))?,
     ];
     let mut random = 0x5eed_u64;
     for turn in 0..200_u16 {
@@ -115,7 +118,7 @@ fn killed_two_hundred_times_at_random_moments_no_dial_fails_or_is_misdirected() 
         ensure!(report.failed == 0 && report.answered > 0, "{report:?}");
         ensure!(report.names.keys().all(|name| name == "A" || name == "B"), "misdirected: {report:?}");
     }
-    let frontends = ["10.96.0.20:80/TCP", "10.96.0.20:80/UDP", "192.0.2.11:30020/TCP"];
+    let frontends = ["10.96.0.20:80/TCP", "10.96.0.20:80/UDP", "192.0.2.11:30020/TCP", "192.0.2.11:30020/UDP"];
     let lines = frontends.map(|frontend| format!("{frontend} → 10.244.1.10:8080 10.244.1.11:8080"));
     agent.expect("web", &lines.each_ref().map(String::as_str))
 }
@@ -136,6 +139,38 @@ fn ended_politely_the_agent_leaves_the_datapath_working() -> Result<()> {
     }
     assert_eq!(agent.kernel()?, before, "lb list works while the agent is down");
     assert!(agent.services().is_err(), "svc list needs the agent");
+    Ok(())
+}
+
+#[test]
+fn ended_politely_and_started_again_under_load_no_dial_fails() -> Result<()> {
+    let Some((lab, mut agent)) = Lab::with_agent()? else { return Ok(()) };
+    let node = lab.n1();
+    let _servers = [node.server(10, "A")?, node.server(11, "B")?];
+    let (inside, outside) = (node.pod(20)?.place.client()?, lab.outside.client()?);
+    let (_, slice) = service("web", "10.96.0.20", &["10.244.1.10", "10.244.1.11"]);
+    let web = Svc::new("web").ip("10.96.0.20").port("u", 80, "UDP").node_port(30_020);
+    lab.apply(&[&web.port("t", 80, "TCP").node_port(30_020), &slice])?;
+    agent.until_programmed("web")?;
+    eventually("the packet path works", SOON, || outside.dial(Way::Udp, "192.0.2.11:30020"))?;
+    let loads = [(&inside, "10.96.0.20:80"), (&outside, "192.0.2.11:30020")]
+        .iter()
+        .flat_map(|(client, to)| {
+            [(Way::Tcp, LoadKind::Dial), (Way::Tcp, LoadKind::Ask), (Way::Udp, LoadKind::Dial), (Way::Udp, LoadKind::Ask)]
+                .map(|(way, kind)| client.load(way, kind, to, Duration::from_millis(1)))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    for _ in 0..5 {
+        agent.terminate()?;
+        more(&loads, 20)?; // nobody at home
+        agent.restart()?;
+        more(&loads, 20)?;
+    }
+    for load in loads {
+        let report = load.stop()?;
+        ensure!(report.failed == 0, "{report:?}");
+        ensure!(report.names.keys().all(|name| name == "A" || name == "B"), "misdirected: {report:?}");
+    }
     Ok(())
 }
 

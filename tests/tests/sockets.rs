@@ -1,11 +1,18 @@
 //! What a program sees on its sockets: where it lands, and that the other side seems to be the Service.
 
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
 use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount, umount};
 use sheave_tests::{
     client::{Client, Way},
     lab::Lab,
     node::Node,
     objects::{Slice, Svc},
+    skip,
     wait::{SOON, eventually},
 };
 
@@ -241,6 +248,61 @@ fn case_18_a_pod_reaches_itself_through_its_service() -> Result<()> {
                     client.dial_many(way, to, 100).with_context(|| format!("{count} backends, {way:?} {to}"))?;
                 assert_eq!(names.len(), count, "{count} backends, {way:?} {to}: {names:?}");
             }
+        }
+    }
+    Ok(())
+}
+
+/// A group with a class id of cgroup v1's net_cls; removed when dropped.
+struct NetCls(PathBuf);
+
+impl NetCls {
+    /// `None` where there is no such controller, or it belongs to cgroup v2.
+    fn new(at: &Path) -> Result<Option<Self>> {
+        fs::create_dir_all(at)?;
+        if mount(Some("net_cls"), at, Some("cgroup"), MsFlags::empty(), Some("net_cls")).is_err() {
+            return Ok(None);
+        }
+        let group = Self(at.to_owned());
+        fs::create_dir_all(group.0.join("group"))?;
+        fs::write(group.0.join("group/net_cls.classid"), "1048577")?;
+        Ok(Some(group))
+    }
+}
+
+impl Drop for NetCls {
+    fn drop(&mut self) {
+        // Processes in it go back to where they would be without it.
+        let group = self.0.join("group");
+        for process in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = fs::write(self.0.join("cgroup.procs"), process);
+        }
+        let _ = fs::remove_dir(group);
+        let _ = umount(&self.0);
+    }
+}
+
+/// Before Linux 5.15 a socket was in cgroup v2 or in net_cls; `sheave check` warns there.
+#[test]
+fn case_43_a_client_in_a_net_cls_group_is_served() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let node = lab.n1();
+    let Some(group) = NetCls::new(&node.paths().run.join("net_cls"))? else {
+        skip("this host has no net_cls of cgroup v1");
+        return Ok(());
+    };
+    let _server = node.server(10, "A")?;
+    let (service, [four, six]) = dual("web", "10.96.0.20", "2001:db8:f::20");
+    lab.apply(&[&service, &four, &six])?;
+    agent.until_programmed("web")?;
+    let client = node.pod(20)?.place.client()?;
+    fs::write(group.0.join("group/cgroup.procs"), client.id().to_string())?;
+    let groups = fs::read_to_string(format!("/proc/{}/cgroup", client.id()))?;
+    ensure!(groups.lines().any(|line| line.ends_with("net_cls:/group")), "{groups}");
+    for way in WAYS {
+        for to in ["10.96.0.20:53", "[2001:db8:f::20]:53"] {
+            let dialled = client.dial(way, to).with_context(|| format!("{way:?} to {to}"))?;
+            assert_eq!((dialled.name.as_str(), dialled.peer.to_string().as_str()), ("A", to), "{way:?}");
         }
     }
     Ok(())
