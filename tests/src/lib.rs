@@ -22,6 +22,7 @@ pub mod objects;
 pub mod packet;
 pub mod packet_model;
 pub mod packet_traffic;
+pub mod pair;
 pub mod place;
 pub mod tap;
 pub mod told;

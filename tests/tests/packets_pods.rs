@@ -1,39 +1,19 @@
 //! The packet path for pods whose sockets the node's kernel does not see (Kata, gVisor) or shall not touch (meshes): the
 //! socket path is switched off for pods, every packet of theirs is translated. Ids are rows of `semantics.md`.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Result;
 use serde_json::json;
 use sheave_tests::{
-    client::{Client, Way},
+    client::Way,
     lab::Lab,
     node::Pod,
     objects::{Slice, Svc},
+    pair::reaches,
 };
 
 const WAYS: [Way; 2] = [Way::Tcp, Way::Udp];
-
-/// Every server is reached, no other one ever, and each sees the client at the address given.
-fn expect(client: &Client, way: Way, to: &str, servers: &[(&str, &str)]) -> Result<()> {
-    let mut missing: BTreeSet<&str> = servers.iter().map(|(name, _)| *name).collect();
-    for _ in 0..40 {
-        let dialled = client.dial(way, to).with_context(|| format!("{way:?} {to}"))?;
-        let server = servers.iter().find(|(name, _)| *name == dialled.name);
-        let (name, seen) = server.with_context(|| format!("{way:?} {to} reached {}", dialled.name))?;
-        ensure!(
-            dialled.client.ip() == seen.parse::<std::net::IpAddr>()?,
-            "{way:?} {to}: {name} sees {}",
-            dialled.client
-        );
-        ensure!(dialled.peer == to.parse()?, "{way:?} {to} shows the peer {}", dialled.peer);
-        missing.remove(name);
-        if missing.is_empty() {
-            return Ok(());
-        }
-    }
-    bail!("{way:?} {to} never reached {missing:?}")
-}
 
 fn service(lab: &Lab, name: &str, number: u8, backends: &[(&Pod, &str)], policy: (&str, &str)) -> Result<()> {
     let node_port = 30_000 + u16::from(number);
@@ -85,16 +65,16 @@ fn flow_1_pods_are_served_packet_by_packet() -> Result<()> {
             ("203.0.113.43:80", &hidden),
             ("[2001:db8:96::41]:80", &seen6),
         ] {
-            expect(&pod, way, to, servers)?;
+            reaches(&pod, way, to, servers)?;
         }
         for to in ["10.96.0.45:80", "192.0.2.11:30045", "10.96.0.45:81", "[2001:db8:96::45]:80"] {
             assert_eq!(pod.outcome(way, to)?, "ECONNREFUSED", "{way:?} {to}");
         }
         // F36: the backend is the client.
         let itself = a.place.client()?;
-        expect(&itself, way, "10.96.0.44:80", &[("a", "10.244.1.1")])?;
-        expect(&itself, way, "192.0.2.11:30044", &[("a", "10.244.1.1")])?;
-        expect(&itself, way, "[2001:db8:96::44]:80", &[("a", "2001:db8:1::1")])?;
+        reaches(&itself, way, "10.96.0.44:80", &[("a", "10.244.1.1")])?;
+        reaches(&itself, way, "192.0.2.11:30044", &[("a", "10.244.1.1")])?;
+        reaches(&itself, way, "[2001:db8:96::44]:80", &[("a", "2001:db8:1::1")])?;
         // Direct traffic is nobody's business.
         assert_eq!(pod.dial(way, &b.at(8080).to_string())?.client.ip(), client.v4, "{way:?}");
     }
@@ -115,7 +95,7 @@ fn a_remote_pod_at_a_local_node_port_is_from_outside() -> Result<()> {
     let mut pod = client.place.client()?;
     pod.patience = Duration::from_secs(1);
     for way in WAYS {
-        expect(&pod, way, "192.0.2.11:30042", &[("a", "10.244.3.30")])?;
+        reaches(&pod, way, "192.0.2.11:30042", &[("a", "10.244.3.30")])?;
         assert_eq!(pod.outcome(way, "192.0.2.11:30043")?, "TIMEOUT", "{way:?}");
     }
     Ok(())

@@ -1,0 +1,211 @@
+//! FLOW rows of `semantics.md` beyond the first, and its settings, with packets from outside.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use sheave_tests::{
+    client::Way,
+    lab::Lab,
+    node::Server,
+    objects::{Slice, Svc},
+    pair::{Pair, reaches},
+    wait::{SOON, eventually},
+};
+
+const OUTSIDE: &str = "198.51.100.10";
+const N1: &str = "10.244.1.1";
+const N1_UPLINK: &str = "192.0.2.11";
+const POD: &str = "10.244.1.30";
+
+const WAYS: [Way; 2] = [Way::Tcp, Way::Udp];
+
+/// FLOW-1, the settings: who is hidden from whom. Pods dial packet by packet, so that they can be.
+#[test]
+fn flow_1_settings_decide_who_is_hidden() -> Result<()> {
+    type Row = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+    let settings: [(&[&str], &[Row]); 4] = [
+        (
+            &["--masquerade-all"],
+            &[
+                ("pod", "10.96.0.41:80", &[("a", N1), ("b", N1_UPLINK)]),
+                ("outside", "10.96.0.41:80", &[("a", N1), ("b", N1_UPLINK)]),
+                ("pod", "192.0.2.11:30042", &[("a", POD), ("b", POD)]),
+            ],
+        ),
+        (
+            &["--detect-pods=none"],
+            &[
+                // Of a Service with both, the far one would answer past this node.
+                ("outside", "10.96.0.44:80", &[("a", OUTSIDE)]),
+                ("pod", "10.96.0.41:80", &[("a", POD), ("b", POD)]),
+                ("pod", "192.0.2.11:30042", &[("a", POD)]),
+                ("pod", "203.0.113.42:80", &[("a", POD)]),
+            ],
+        ),
+        (
+            &["--masquerade-all", "--detect-pods=none"],
+            &[
+                ("pod", "10.96.0.41:80", &[("a", N1), ("b", N1_UPLINK)]),
+                ("pod", "192.0.2.11:30042", &[("a", POD)]),
+                ("outside", "10.96.0.41:80", &[("a", N1), ("b", N1_UPLINK)]),
+            ],
+        ),
+        (
+            &["--preserve-client-ip-for-local-backends"],
+            &[
+                ("outside", "192.0.2.11:30041", &[("a", OUTSIDE), ("b", N1_UPLINK)]),
+                ("outside", "203.0.113.41:80", &[("a", OUTSIDE), ("b", N1_UPLINK)]),
+            ],
+        ),
+    ];
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    let client = pair.lab.n1().pod(30)?;
+    let (pod, outside) = (client.place.client()?, pair.lab.outside.client()?);
+    let address = |n: u8| move |service: Svc| service.ingress(&format!("203.0.113.{n}"), "VIP");
+    pair.service("svc1", 41, &[&pair.a, &pair.b], address(41))?;
+    pair.service("svc2", 42, &[&pair.a, &pair.b], |s| address(42)(s).set("externalTrafficPolicy", json!("Local")))?;
+    pair.service("near", 44, &[&pair.a], |s| s)?;
+    for (flags, rows) in settings {
+        let flags = [&["--host-sockets-only", "--pod-packets"], flags].concat();
+        let mut agent = pair.lab.n1().agent_with(&flags)?;
+        for (from, to, servers) in rows {
+            let client = if *from == "pod" { &pod } else { &outside };
+            for way in WAYS {
+                reaches(client, way, to, servers).with_context(|| format!("{flags:?}: {from}"))?;
+            }
+        }
+        agent.terminate()?;
+    }
+    Ok(())
+}
+
+/// FLOW-5: a node port is on the primary address, unless networks are named.
+#[test]
+fn flow_5_node_ports_are_on_the_addresses_that_are_asked_for() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    let node = pair.lab.n1();
+    node.host.ip("addr add 192.0.2.111/24 dev eth0\naddr add 2001:db8::111/64 dev eth0")?;
+    pair.service("web", 41, &[&pair.a], |s| s)?;
+    let outside = pair.lab.outside.client()?;
+    let (primary, other) = (["192.0.2.11", "[2001:db8::11]"], ["192.0.2.111", "[2001:db8::111]"]);
+    for (networks, expected) in [
+        (None, ["ECONNREFUSED", "ECONNREFUSED"]),
+        (Some("192.0.2.0/24,2001:db8::11/128"), ["a", "ECONNREFUSED"]),
+        (Some("192.0.2.0/24,2001:db8::/64"), ["a", "a"]),
+    ] {
+        let flags: Vec<String> = networks.iter().map(|list| format!("--nodeport-addresses={list}")).collect();
+        let mut agent = node.agent_with(&flags.iter().map(String::as_str).collect::<Vec<_>>())?;
+        for way in WAYS {
+            for (address, expected) in primary.iter().map(|a| (a, "a")).chain(other.iter().zip(expected)) {
+                let to = format!("{address}:30041");
+                assert_eq!(outside.outcome(way, &to)?, expected, "FLOW-5 {networks:?} {way:?} {to}");
+            }
+        }
+        agent.terminate()?;
+    }
+    Ok(())
+}
+
+/// FLOW-6, FLOW-7: external addresses follow the policy as the others do. FLOW-10: a balancer that is a proxy keeps its
+/// address. FLOW-12 svc4: type NodePort with an external address and no number.
+#[test]
+fn flow_6_7_10_12_external_addresses_and_balancers() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    let both = [&pair.a, &pair.b];
+    let external = |n: u8, s: Svc| s.set("externalIPs", json!([format!("203.0.113.{n}")]));
+    pair.service("flow6", 41, &both, |s| {
+        external(1, s).ingress("203.0.113.101", "VIP").set("externalTrafficPolicy", json!("Local"))
+    })?;
+    pair.service("flow7", 42, &both, |s| external(2, s).ingress("203.0.113.102", "VIP"))?;
+    pair.service("flow10", 43, &both, |s| s.ingress("203.0.113.103", "Proxy"))?;
+    let svc4 = Svc::web("svc4", "10.96.0.44").set("type", json!("NodePort")).set("externalIPs", json!(["203.0.113.4"]));
+    let slice = Slice::web("svc4").ready("10.244.1.10", "n1").ready("10.244.2.20", "n2");
+    pair.lab.apply(&[&svc4, &slice])?;
+    // FLOW-12 svc2: its one endpoint is on another node.
+    pair.service("svc2", 45, &[&pair.b], |s| {
+        external(5, s).ingress("203.0.113.105", "VIP").set("externalTrafficPolicy", json!("Local"))
+    })?;
+    let agent = pair.lab.n1().agent()?;
+    for name in ["flow6", "flow7", "flow10", "svc4", "svc2"] {
+        agent.until_programmed(name)?;
+    }
+    let (mut outside, inside) = (pair.lab.outside.client()?, pair.lab.n1().host.client()?);
+    outside.patience = Duration::from_secs(1);
+    let hidden = [("a", N1), ("b", N1_UPLINK)];
+    for way in WAYS {
+        for to in ["203.0.113.1:80", "203.0.113.101:80", "192.0.2.11:30041"] {
+            reaches(&outside, way, to, &[("a", OUTSIDE)]).context("FLOW-6")?;
+        }
+        for to in ["203.0.113.2:80", "203.0.113.102:80", "192.0.2.11:30042"] {
+            reaches(&outside, way, to, &hidden).context("FLOW-7")?;
+        }
+        let proxied = outside.outcome(way, "203.0.113.103:80")?;
+        assert!(!["a", "b", "ECONNREFUSED"].contains(&proxied.as_str()), "FLOW-10 {way:?}: {proxied}");
+        reaches(&outside, way, "192.0.2.11:30043", &hidden).context("FLOW-10")?;
+        reaches(&outside, way, "203.0.113.4:80", &hidden).context("FLOW-12 svc4")?;
+        for to in ["203.0.113.5:80", "203.0.113.105:80", "192.0.2.11:30045"] {
+            assert_eq!(outside.outcome(way, to)?, "TIMEOUT", "FLOW-12 svc2 {way:?} {to}");
+            assert_eq!(inside.outcome(way, to)?, "b", "FLOW-12 svc2 {way:?} {to}, from the node");
+        }
+    }
+    Ok(())
+}
+
+/// FLOW-9: who answers while endpoints end, to a pod at the ClusterIP and to the outside at the balancer's address.
+#[test]
+fn flow_9_terminating_endpoints() -> Result<()> {
+    /// Pods by their last digit; those below 15 are on this node.
+    type Row = (&'static str, &'static str, &'static [(u8, &'static str)], &'static [u8], &'static [u8]);
+    const ROWS: [Row; 8] = [
+        ("9a", "Local", &[(11, "R"), (12, "R"), (13, "ST"), (14, "T"), (15, "R")], &[11, 12, 15], &[11, 12]),
+        ("9a", "Cluster", &[(11, "R"), (12, "R"), (13, "ST"), (14, "T"), (15, "R")], &[11, 12, 15], &[11, 12, 15]),
+        ("9b", "Local", &[(12, "ST"), (13, "ST"), (14, "T"), (15, "R")], &[15], &[12, 13]),
+        ("9b", "Cluster", &[(12, "ST"), (13, "ST"), (14, "T"), (15, "ST")], &[12, 13, 15], &[12, 13, 15]),
+        ("9c", "Local", &[(15, "ST")], &[15], &[]),
+        ("9c", "Cluster", &[(15, "ST")], &[15], &[15]),
+        ("9d", "Local", &[(15, "T"), (14, "T")], &[], &[]),
+        ("9d", "Cluster", &[(15, "T"), (14, "T")], &[], &[]),
+    ];
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
+    let node = |number: u8| if number < 15 { lab.n1() } else { lab.n2() };
+    let servers: Vec<Server> =
+        (11..=15).map(|number| node(number).server(number, &number.to_string())).collect::<Result<_>>()?;
+    lab.route("203.0.113.0/24", lab.n1())?;
+    let agent = lab.n1().agent()?;
+    let (pod, mut outside) = (lab.n1().pod(30)?.place.client()?, lab.outside.client()?);
+    outside.patience = Duration::from_millis(500);
+    for (id, policy, endpoints, inside_reaches, outside_reaches) in ROWS {
+        let service = Svc::web("web", "10.96.0.20").ingress("203.0.113.20", "VIP");
+        let slice = endpoints.iter().fold(Slice::web("web"), |slice, (number, state)| {
+            let (address, node) = (servers[usize::from(number - 11)].pod.v4.to_string(), &node(*number).name);
+            let conditions = json!({"ready": *state == "R", "serving": *state != "T", "terminating": *state != "R"});
+            slice.endpoint(&address, node, &conditions)
+        });
+        lab.apply(&[&service.set("externalTrafficPolicy", json!(policy)), &slice])?;
+        lab.settle(&agent)?;
+        for (from, client, to, expected) in
+            [("a pod", &pod, "10.96.0.20:80", inside_reaches), ("outside", &outside, "203.0.113.20:80", outside_reaches)]
+        {
+            let what = format!("FLOW-{id} {policy}, {from} to {to}");
+            for way in WAYS {
+                if expected.is_empty() {
+                    // With endpoints elsewhere a Local policy is silent.
+                    let refusal = if id == "9c" { "TIMEOUT" } else { "ECONNREFUSED" };
+                    assert_eq!(client.outcome(way, to)?, refusal, "{what}, {way:?}");
+                    continue;
+                }
+                let found = client.dial_many(way, to, 40).with_context(|| what.clone())?;
+                let expected: Vec<String> = expected.iter().map(ToString::to_string).collect();
+                assert!(found.keys().eq(expected.iter()), "{what}, {way:?}: {found:?}, not {expected:?}");
+            }
+        }
+    }
+    lab.delete(&[&Slice::web("web")])?;
+    eventually("FLOW-9, after the slice is deleted", SOON, || {
+        for (client, to) in [(&pod, "10.96.0.20:80"), (&outside, "203.0.113.20:80")] {
+            anyhow::ensure!(client.outcome(Way::Tcp, to)? == "ECONNREFUSED");
+        }
+        Ok(())
+    })
+}
