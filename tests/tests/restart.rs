@@ -156,8 +156,13 @@ fn ended_politely_and_started_again_under_load_no_dial_fails() -> Result<()> {
     let loads = [(&inside, "10.96.0.20:80"), (&outside, "192.0.2.11:30020")]
         .iter()
         .flat_map(|(client, to)| {
-            [(Way::Tcp, LoadKind::Dial), (Way::Tcp, LoadKind::Ask), (Way::Udp, LoadKind::Dial), (Way::Udp, LoadKind::Ask)]
-                .map(|(way, kind)| client.load(way, kind, to, Duration::from_millis(1)))
+            [
+                (Way::Tcp, LoadKind::Dial),
+                (Way::Tcp, LoadKind::Ask),
+                (Way::Udp, LoadKind::Dial),
+                (Way::Udp, LoadKind::Ask),
+            ]
+            .map(|(way, kind)| client.load(way, kind, to, Duration::from_millis(1)))
         })
         .collect::<Result<Vec<_>>>()?;
     for _ in 0..5 {

@@ -399,7 +399,9 @@ fn case_31_a_restart_beside_a_slow_api_server_loses_no_backend() -> Result<()> {
         })?;
         has(&agent, 100).with_context(|| format!("{late} are not listed"))?;
         // Then they come one at a time.
-        api.faults(move |asked| (asked.kind == late && !asked.follows()).then_some(Fault::Slowly(Duration::from_secs(1))));
+        api.faults(move |asked| {
+            (asked.kind == late && !asked.follows()).then_some(Fault::Slowly(Duration::from_secs(1)))
+        });
         eventually("everything is listed", SETTLED * 2, || {
             if let Err(lost) = has(&agent, 100) {
                 return Ok(Err(lost)); // at no time
