@@ -33,7 +33,7 @@ use super::{
     pins::Pins,
     tc::{self, Hold},
     words::Words,
-    workload_watch::WorkloadWatch,
+    workload_watch::{Equipment, WorkloadWatch},
 };
 use crate::{
     options::{FromPods, PacketOptions},
@@ -156,7 +156,7 @@ impl Packets {
     #[must_use]
     pub fn control(&self) -> (Control, Ordered) {
         let (give, orders) = watch::channel(None);
-        let (tell, workloads) = watch::channel(self.watch.is_on);
+        let (tell, workloads) = watch::channel(self.watch.equipment() != Equipment::Bare);
         (Control { orders: give, workloads }, Ordered { orders, tell })
     }
 
@@ -240,11 +240,11 @@ impl Packets {
 
     fn role(&self, device: &Device) -> Option<Role> {
         let role = device.role(&self.options.devices)?;
-        if self.options.from_pods == FromPods::Always || self.watch.pods_dial {
-            return Some(Role::Clients);
+        match self.watch.equipment() {
+            Equipment::Clients => Some(Role::Clients),
+            Equipment::Bare if role == Role::Workloads && device.nature == Nature::Workload => None,
+            Equipment::Bare | Equipment::Leaving | Equipment::Replies => Some(role),
         }
-        let is_idle = role == Role::Workloads && device.nature == Nature::Workload && !self.watch.is_on;
-        (!is_idle).then_some(role)
     }
 
     /// Sources in these networks are pods.
@@ -308,8 +308,7 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
             more = ordered.orders.changed() => {
                 if let Some(Orders { pods, serves_outsiders, pods_dial }) = ordered.orders.borrow_and_update().clone()
                 {
-                    packets.watch.serves_outsiders = Some(serves_outsiders);
-                    packets.watch.pods_are_to_dial = Some(pods_dial);
+                    packets.watch.order(serves_outsiders, pods_dial);
                     if let Err(error) = packets.set_pod_ranges(&pods) {
                         tracing::warn!(%error, "cannot tell the packet path which addresses are pods'");
                     }
@@ -334,7 +333,7 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
             return;
         }
         packets.set_devices(&devices.borrow_and_update().clone(), &upkeep);
-        ordered.tell.send_replace(packets.watch.is_on);
+        ordered.tell.send_replace(packets.watch.equipment() != Equipment::Bare);
     }
 }
 
