@@ -446,7 +446,7 @@ impl<D: Datapath + Counters> Core<D> {
         StatusInput {
             source: self.source.source.clone(),
             source_problems: self.source.problems.clone(),
-            problems: self.warnings.iter().chain(self.problems.values()).cloned().collect(),
+            warnings: self.warnings.iter().chain(self.problems.values()).cloned().collect(),
             losses: self.upkeep.problems(),
             filling: self.filling.views(&self.engine.datapath().limits()),
             repairs: self.upkeep.repairs(),

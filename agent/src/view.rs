@@ -139,8 +139,11 @@ pub struct StatusView {
     pub source_problems: Vec<String>,
     /// "ok", "starting" or "degraded".
     pub health: String,
-    /// What is wrong, one sentence each.
+    /// What is wrong, one sentence each; with none here nor of the source, a node that has started is ok.
     pub problems: Vec<String>,
+    /// What is not as somebody wished although all is well: objects that cannot be used, addresses that two claim.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// Services known, handled or not.
     pub services: usize,
     /// Frontends wanted.

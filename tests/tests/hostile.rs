@@ -232,7 +232,8 @@ fn a_service_that_flaps_under_load_ends_as_it_was_told_last() -> Result<()> {
         ensure!(connections == 0, "{connections}");
         Ok(())
     })?;
-    ensure!(agent.status()?.problems.is_empty(), "{:?}", agent.status()?.problems);
+    let status = agent.status()?;
+    ensure!(status.health == "ok" && status.warnings.is_empty(), "{status:?}");
     Ok(())
 }
 

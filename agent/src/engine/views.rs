@@ -27,8 +27,8 @@ pub struct StatusInput {
     pub source: String,
     /// What is wrong with the source.
     pub source_problems: Vec<String>,
-    /// What is wrong elsewhere: objects that cannot be used, limits not in force.
-    pub problems: Vec<String>,
+    /// What is not as somebody wished: objects that cannot be used, features that are missing.
+    pub warnings: Vec<String>,
     /// Kernel features.
     pub features: Vec<FeatureView>,
     /// Counters by name.
@@ -110,9 +110,8 @@ impl<D: Datapath> Engine<D> {
     /// How the agent is.
     #[must_use]
     pub fn status(&self, input: StatusInput) -> StatusView {
-        let StatusInput { source, source_problems, mut problems, features, counters, filling, losses, repairs } = input;
-        let has_losses = !losses.is_empty();
-        problems.extend(losses);
+        let StatusInput { source, source_problems, mut warnings, features, counters, filling, losses, repairs } = input;
+        let mut problems = losses;
         let wanted: Vec<(bool, bool)> = self
             .tables
             .groups()
@@ -130,17 +129,17 @@ impl<D: Datapath> Engine<D> {
             problems.push(format!("{missing} frontends are not in the kernel: {why}"));
         }
         if contested > 0 {
-            problems.push(format!(
+            warnings.push(format!(
                 "{contested} frontends belong to another Service that claims them too, an older one or the first by name; \
                  see `sheave svc list`"
             ));
         }
         let health = if !self.is_ready {
             "starting"
-        } else if missing > 0 || has_losses || !source_problems.is_empty() {
-            "degraded"
-        } else {
+        } else if problems.is_empty() && source_problems.is_empty() {
             "ok"
+        } else {
+            "degraded"
         };
         StatusView {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -150,6 +149,7 @@ impl<D: Datapath> Engine<D> {
             source_problems,
             health: health.to_owned(),
             problems,
+            warnings,
             services: self.state.services().count(),
             frontends: wanted.len(),
             frontends_programmed: programmed,

@@ -87,7 +87,8 @@ impl Collector for Snapshot {
         let help = "Addresses and ports that the kernel has as wanted";
         page.gauge("sheave_frontends_programmed", help, status.frontends_programmed as f64)?;
         page.gauge("sheave_backends", "Backends of all Services", status.backends as f64)?;
-        page.gauge("sheave_problems", "Things that `sheave status` complains about", status.problems.len() as f64)?;
+        let complaints = status.problems.len() + status.warnings.len();
+        page.gauge("sheave_problems", "Things that `sheave status` complains about", complaints as f64)?;
         let in_step = f64::from(u8::from(status.source_problems.is_empty()));
         let help = "1 while what the source told is up to date";
         page.gauges("sheave_source_in_step", help, [([("source", status.source.as_str())], in_step)])?;

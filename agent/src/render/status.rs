@@ -29,7 +29,12 @@ pub fn page(status: &StatusView, colours: bool) -> String {
     summary.grow(&mut widths);
     let mut page = summary.lines(&widths, colours);
 
-    for (title, sentences) in [("Problems", &status.problems), ("Problems of the source", &status.source_problems)] {
+    let lists = [
+        ("Problems", &status.problems),
+        ("Problems of the source", &status.source_problems),
+        ("Warnings", &status.warnings),
+    ];
+    for (title, sentences) in lists {
         if !sentences.is_empty() {
             let lines: String = sentences.iter().map(|s| format!("  - {s}\n")).collect();
             let _ = write!(page, "\n{title}:\n{lines}");
