@@ -3,6 +3,7 @@
 pub mod agent;
 mod check;
 mod cleanup;
+mod conntrack;
 mod host;
 mod lb;
 mod list;

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::Effective,
-    datapath::{Limits, load::PacketSwitches},
+    datapath::{Limits, conntrack_sysctls::ConntrackSysctls, load::PacketSwitches},
     model::ServiceName,
     plan::{group::PlanOptions, node_ports::NodePortAddresses},
 };
@@ -53,6 +53,8 @@ pub struct AgentOptions {
     pub close_tcp: bool,
     /// The packet path.
     pub packets: PacketOptions,
+    /// What is set of netfilter's connection tracking; `None` = nothing.
+    pub conntrack: Option<ConntrackSysctls>,
 }
 
 /// The packet path.

@@ -231,6 +231,9 @@ async fn start(
         };
         tokio::spawn(server::serve(server::METRICS, address, server::metrics::router(exporter), warn.clone()));
     }
+    if let Some(sysctls) = options.conntrack.clone() {
+        tokio::spawn(sysctls.apply_when_there());
+    }
     tokio::spawn(health_check::follow(Http { health: health.clone() }, checks_told, warn));
     traces.keep();
     Ok(Running { api, engine, stop, late: Late { hooks: late, version, health } })

@@ -105,7 +105,7 @@ Where something else serves ClusterIPs on every node, say so: --set apiServer.in
 {{- if .Values.kubeProxyConfig }}
 - "--config=/etc/kube-proxy/config.conf"
 {{- end }}
-{{- range $name, $value := omit (include "sheave.flags" . | fromYaml) "bpffs" "runDir" "cgroupRoot" }}
+{{- range $name, $value := omit (include "sheave.flags" . | fromYaml) "bpffs" "runDir" "cgroupRoot" "netfilterSysctls" }}
 - {{ printf "--%s=%s" (kebabcase $name) (include "sheave.text" $value) | quote }}
 {{- end }}
 {{- range .Values.extraArgs }}

@@ -290,7 +290,8 @@ fn kube_proxys_configuration_is_handed_to_the_agent_without_its_credentials() ->
 #[test]
 fn no_values_ask_for_more_than_is_needed() -> Result<()> {
     let Some(helm) = Helm::find()? else { return Ok(()) };
-    let paths = ["/sys/fs/bpf", "/sys/fs/cgroup", "/run/sheave", "/etc/sheave"]; // the last is an extra volume
+    // The last is an extra volume.
+    let paths = ["/sys/fs/bpf", "/sys/fs/cgroup", "/run/sheave", "/proc/sys/net/netfilter", "/etc/sheave"];
     for Golden { name, kubernetes, .. } in GOLDEN {
         let rendered = helm.template(kubernetes, &[helm.values(name)])?.map_err(anyhow::Error::msg).context(name)?;
         for document in serde_saphyr::from_multiple::<Value>(&rendered).context(name)? {

@@ -14,7 +14,7 @@ use sheave_tests::{
     client::Way,
     lab::Lab,
     objects::{Slice, Svc, Text},
-    place::{Place, entered},
+    place::Place,
     skip,
     wait::{SOON, eventually},
 };
@@ -23,6 +23,9 @@ use sheave_tests::{
 const NET_ADMIN: u64 = 1 << 12;
 const PERFMON: u64 = 1 << 38;
 const BPF: u64 = 1 << 39;
+
+/// Sysctls of the network namespace that looks.
+const NETFILTER: &str = "/proc/sys/net/netfilter";
 
 /// Ends a process that is no [`sheave_tests::agent::Agent`].
 struct Ended(Child);
@@ -62,7 +65,7 @@ fn named_capabilities_suffice_and_are_given_up_after_the_start() -> Result<()> {
     let agent = node.paths().agent(&node.name, &node.host)?;
     let mut command = node.host.command("setpriv")?;
     command.args(["--bounding-set", "-all,+bpf,+perfmon,+net_admin", "--no-new-privs"]);
-    command.args(entered(&agent));
+    command.arg(agent.get_program()).args(agent.get_args());
     let log = fs::File::create(&node.paths().log)?;
     let child = Ended(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?);
 
@@ -82,6 +85,15 @@ fn named_capabilities_suffice_and_are_given_up_after_the_start() -> Result<()> {
         })?;
     }
     drop(late);
+    // SY-6: with these three, in the host's network namespace.
+    if node.host.enter(|| fs::exists(format!("{NETFILTER}/nf_conntrack_max")))?? {
+        let values = ["tcp_timeout_established", "tcp_timeout_close_wait", "udp_timeout"]
+            .map(|name| node.host.enter(|| fs::read_to_string(format!("{NETFILTER}/nf_conntrack_{name}"))));
+        let [established, close_wait, udp] = values;
+        assert_eq!((established??.trim(), close_wait??.trim(), udp??.trim()), ("86400", "3600", "30"));
+    } else {
+        println!("without connection tracking in this kernel, nothing of it is set");
+    }
     let left = capabilities(child.0.id())?;
     ensure!(left == BTreeSet::from([0, BPF | NET_ADMIN]), "{left:x?}");
     ensure!(left.iter().all(|set| set & PERFMON == 0));

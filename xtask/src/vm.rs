@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Programs of the workspace that tests start.
-const PROGRAMS: [&str; 4] = ["sheave", "sheave-client", "sheave-echo", "sheave-enter"];
+const PROGRAMS: [&str; 3] = ["sheave", "sheave-client", "sheave-echo"];
 
 /// What to boot and run.
 #[derive(clap::Args)]
@@ -49,9 +49,6 @@ pub struct Args {
     /// Machines that run at the same time
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Boot a machine in which something failed once more: if all holds then it has passed, and is named as unsteady
-    #[arg(long)]
-    retry: bool,
     /// Boot two machines of the newest kernel as two nodes, too; without kernels to choose that is done anyway
     #[arg(long)]
     pair: bool,
@@ -83,8 +80,8 @@ pub fn tally(args: &Args) -> Result<Tally> {
             scope.spawn(|| {
                 loop {
                     let Some(wanted) = queue.lock().ok().and_then(|mut queue| queue.next()) else { return };
-                    let boot = || boot(wanted, args.update, &emulator, &archive, &work);
-                    let report = Report::of(args.retry, boot);
+                    let report = boot(wanted, args.update, &emulator, &archive, &work);
+                    report.tell();
                     if let Ok(mut reports) = reports.lock() {
                         reports.push(report);
                     }
@@ -95,7 +92,9 @@ pub fn tally(args: &Args) -> Result<Tally> {
     let mut reports = reports.into_inner().unwrap_or_default();
     reports.sort_by_key(|report| chosen.iter().position(|wanted| wanted.name == report.kernel));
     if let (Some(wanted), true) = (chosen.last(), args.pair || args.kernels.is_empty()) {
-        reports.push(Report::of(args.retry, || pair::run(wanted, &emulator, &payload, &work)));
+        let report = pair::run(wanted, &emulator, &payload, &work);
+        report.tell();
+        reports.push(report);
     }
     Ok(report::print(&reports))
 }

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 
 use layers::{KubeProxyFlags, Resolved};
 
-use super::{host::HostArgs, packets::PacketArgs};
+use super::{conntrack::ConntrackArgs, host::HostArgs, packets::PacketArgs};
 use crate::{
     datapath::Limits,
     exit::{self, Refused},
@@ -133,6 +133,8 @@ pub struct AgentArgs {
     #[command(flatten)]
     packets: PacketArgs,
     #[command(flatten)]
+    conntrack: ConntrackArgs,
+    #[command(flatten)]
     limits: LimitArgs,
 
     /// How log lines look
@@ -242,6 +244,7 @@ impl AgentArgs {
             bind_protection: self.bind_protection,
             close_tcp: self.close_tcp,
             packets,
+            conntrack: self.conntrack.sysctls(),
         })
     }
 }

@@ -41,8 +41,6 @@ pub struct Row {
 const NO_NETFILTER: &str =
     "has no effect: sheave has no rules in netfilter to synchronise, changes are written at once";
 const NO_IPVS: &str = "has no effect: sheave does not use IPVS";
-const NO_CONNTRACK: &str =
-    "has no effect: sheave does not use netfilter's connection tracking and leaves its sysctls alone";
 const API_PACE: &str = "has no effect: sheave only watches, four streams for each node";
 const LOG_DETAIL: &str = "has no effect: log lines go to stderr at once";
 
@@ -143,13 +141,13 @@ pub const ROWS: &[Row] = &[
     field(&["clusterCIDR"], Becomes("cluster-cidr")),
     field(&["nodePortAddresses"], Becomes("nodeport-addresses")),
     // Connection tracking
-    value("conntrack-max-per-core", &["conntrack.maxPerCore"], Nothing(NO_CONNTRACK)),
-    value("conntrack-min", &["conntrack.min"], Nothing(NO_CONNTRACK)),
-    value("conntrack-tcp-timeout-established", &["conntrack.tcpEstablishedTimeout"], Nothing(NO_CONNTRACK)),
-    value("conntrack-tcp-timeout-close-wait", &["conntrack.tcpCloseWaitTimeout"], Nothing(NO_CONNTRACK)),
-    switch("conntrack-tcp-be-liberal", &["conntrack.tcpBeLiberal"], Nothing(NO_CONNTRACK)),
-    value("conntrack-udp-timeout", &["conntrack.udpTimeout"], Nothing(NO_CONNTRACK)),
-    value("conntrack-udp-timeout-stream", &["conntrack.udpStreamTimeout"], Nothing(NO_CONNTRACK)),
+    field(&["conntrack.maxPerCore"], Becomes("conntrack-max-per-core")),
+    field(&["conntrack.min"], Becomes("conntrack-min")),
+    field(&["conntrack.tcpEstablishedTimeout"], Becomes("conntrack-tcp-timeout-established")),
+    field(&["conntrack.tcpCloseWaitTimeout"], Becomes("conntrack-tcp-timeout-close-wait")),
+    field(&["conntrack.tcpBeLiberal"], Becomes("conntrack-tcp-be-liberal")),
+    field(&["conntrack.udpTimeout"], Becomes("conntrack-udp-timeout")),
+    field(&["conntrack.udpStreamTimeout"], Becomes("conntrack-udp-timeout-stream")),
     // Logging
     value("v", &["logging.verbosity"], Means(verbosity, "`--log-level`: info below 4, debug below 6, then trace")),
     value("logging-format", &["logging.format"], Becomes("log-format")),

@@ -47,8 +47,8 @@ fn shown(settings: &Settings) -> String {
 #[test]
 fn the_file_that_kubeadm_writes_needs_no_remark() {
     let settings = read(KUBEADM).unwrap();
-    let expected = "cluster-cidr=10.244.0.0/16,fd00:10:244::/56 kubeconfig=/var/lib/kube-proxy/kubeconfig.conf \
-                    nodeport-addresses=all";
+    let expected = "cluster-cidr=10.244.0.0/16,fd00:10:244::/56 conntrack-udp-timeout=0s \
+                    conntrack-udp-timeout-stream=0s kubeconfig=/var/lib/kube-proxy/kubeconfig.conf nodeport-addresses=all";
     assert_eq!(shown(&settings), expected);
     assert_eq!(settings.remarks, Vec::<String>::new());
     let origin = |flag: &str| settings.iter().find(|s| s.flag == flag).unwrap().origin.clone();
@@ -84,6 +84,13 @@ fn fields_become_flags() {
             "detect-pods=prefix pod-interface-name-prefix=cali",
         ),
         ("mode: ipvs\nipvs: {scheduler: lc}", "lb-algorithm=least-connections nodeport-addresses=all"),
+        (
+            "mode: nftables\nconntrack: {maxPerCore: 0, min: 5, tcpBeLiberal: true, tcpCloseWaitTimeout: 1h0m0s, \
+             tcpEstablishedTimeout: 24h0m0s, udpStreamTimeout: 3m0s, udpTimeout: 40s}",
+            "conntrack-max-per-core=0 conntrack-min=5 conntrack-tcp-be-liberal=true \
+             conntrack-tcp-timeout-close-wait=1h0m0s conntrack-tcp-timeout-established=24h0m0s \
+             conntrack-udp-timeout=40s conntrack-udp-timeout-stream=3m0s",
+        ),
         ("mode: nftables\nlogging: {format: json, verbosity: 4}", "log-format=json log-level=debug"),
     ] {
         let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}");
@@ -95,7 +102,7 @@ fn fields_become_flags() {
 #[test]
 fn what_has_no_effect_is_answered_with_a_sentence() {
     for (fields, words) in [
-        ("conntrack: {min: 131072}", "conntrack.min in /etc/c.conf has no effect: sheave does not use netfilter's"),
+        ("ipvs: {strictARP: true}", "ipvs.strictARP in /etc/c.conf has no effect: sheave does not use IPVS"),
         ("iptables: {syncPeriod: 30s}", "iptables.syncPeriod in /etc/c.conf has no effect"),
         ("featureGates: {NFTablesProxyMode: true}", "featureGates.NFTablesProxyMode in /etc/c.conf has no effect"),
         ("clusterCIDRs: 10.0.0.0/8", "clusterCIDRs in /etc/c.conf is no field of kube-proxy"),

@@ -7,6 +7,7 @@ pub mod addresses;
 pub mod attach;
 pub mod batch;
 pub mod clock;
+pub mod conntrack_sysctls;
 pub mod devices;
 pub mod discard;
 pub mod fake;

@@ -17,13 +17,11 @@ const OUTSIDE: [(&str, &str, &str); 2] =
 /// The router's addresses towards the nodes.
 const ROUTER: [(&str, &str); 2] = [("172.18.0.1", "24"), ("fd00:172:18::1", "64")];
 /// Nothing of the cluster relies on the reverse path filter, and every place but the outside forwards.
-const SYSCTLS: [&str; 5] = [
+const SYSCTLS: [&str; 4] = [
     "net/ipv4/ip_forward=1",
     "net/ipv6/conf/all/forwarding=1",
     "net/ipv4/conf/all/rp_filter=0",
     "net/ipv4/conf/default/rp_filter=0",
-    // kube-proxy sets it; without it the administrator does (docs/migrating-from-kube-proxy.md, KP-01).
-    "net/netfilter/nf_conntrack_tcp_timeout_close_wait=3600",
 ];
 
 /// All of it, with routes to the pods of every node.

@@ -82,7 +82,7 @@ fn flags_of_kube_proxy_are_mapped_answered_or_refused() {
         assert!(found.remarks.is_empty(), "{flags}: {:?}", found.remarks);
         found.args.into_options().unwrap_or_else(|e| panic!("{flags}: {e}"));
     }
-    let idle = resolved(&format!("{common} --conntrack-min=1 --ipvs-strict-arp --feature-gates=A=true")).unwrap();
+    let idle = resolved(&format!("{common} --ipvs-tcp-timeout=1s --ipvs-strict-arp --feature-gates=A=true")).unwrap();
     assert_eq!(idle.remarks.len(), 3, "{:?}", idle.remarks);
     for (flags, words) in [
         ("--cleanup", "run `sheave cleanup`"),
