@@ -229,7 +229,7 @@ fn refusals(facts: &Facts) -> Finding {
     }
 }
 
-/// Case 43: before 5.15 (commit 8520e224f547) a socket remembered either its v1 class or its v2 group.
+/// Before 5.15 (commit 8520e224f547) a socket remembered either its v1 class or its v2 group.
 fn cgroup_v1(facts: &Facts, version: Option<KernelVersion>) -> Finding {
     const NAME: &str = "cgroup v1";
     let is_network = |o: &String| o == "net_cls" || o == "net_prio";

@@ -1,5 +1,4 @@
-//! Configuration that is not on our own command line: kube-proxy's flags and files, and a file of our own
-//! (`semantics.md` 16.2, 16.3).
+//! Configuration that is not on our own command line: kube-proxy's flags and files, and a file of our own.
 //!
 //! Everything becomes [`Setting`]s of our flags, so that there is one place where a value is checked and one answer to
 //! what holds. What has no meaning here is answered with a sentence, never silently dropped.

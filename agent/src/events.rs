@@ -34,7 +34,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// A healthCheckNodePort cannot be served (`semantics.md` 11.1).
+    /// A healthCheckNodePort cannot be served.
     #[must_use]
     pub fn cannot_listen(service: &ServiceName, port: u16, error: &io::Error) -> Self {
         Self {

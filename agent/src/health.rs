@@ -1,4 +1,4 @@
-//! Whether this node forwards as told: `/healthz`, `/livez` and `/readyz` (`semantics.md` 11.2, 11.3).
+//! Whether this node forwards as told: `/healthz`, `/livez` and `/readyz`.
 //!
 //! Judged by the age of work that was asked for and is not finished, so that a stuck engine is seen by those who ask,
 //! without asking the engine. Pure: the clock is the caller's.
@@ -52,7 +52,7 @@ struct Work {
 }
 
 impl Work {
-    /// A family that never finished a pass is not judged (NH-13).
+    /// A family that never finished a pass is not judged.
     fn is_healthy(self, timeout: Duration, now: Moment) -> bool {
         let age = |since: Moment| now.monotonic.saturating_duration_since(since.monotonic);
         self.finished.is_none() || self.requested.is_none_or(|since| age(since) < timeout)
@@ -66,7 +66,7 @@ impl Health {
         Self { timeout, families: [Work::default(); 2], eligible: false, ready: false }
     }
 
-    /// Work was asked for. Counts from the first time since the last pass (NH-14).
+    /// Work was asked for. Counts from the first time since the last pass.
     pub fn requested(&mut self, families: &[Family], now: Moment) {
         for family in families {
             self.families[*family as usize].requested.get_or_insert(now);
@@ -80,7 +80,7 @@ impl Health {
         }
     }
 
-    /// Whether load balancers should send new connections to this node, as its Node object says (NE-1 to NE-5).
+    /// Whether load balancers should send new connections to this node, as its Node object says.
     pub fn set_eligible(&mut self, eligible: bool) {
         self.eligible = eligible;
     }

@@ -1,4 +1,4 @@
-//! healthCheckNodePort: a load balancer asks whether this node has endpoints of a Service (`semantics.md` 11.1).
+//! healthCheckNodePort: a load balancer asks whether this node has endpoints of a Service.
 //!
 //! One listener for each Service that has such a port. [`Servers`] decides which are open; [`Listen`] opens them.
 

@@ -1,4 +1,4 @@
-//! What a scraper sees (`semantics.md` 13): kube-proxy's names wherever they do not depend on a back end, so that
+//! What a scraper sees: kube-proxy's names wherever they do not depend on a back end, so that
 //! dashboards and alerts keep working, and ours under `sheave_`.
 //!
 //! Two kinds: [`Metrics`] are written as things happen; a [`Snapshot`] is taken from the engine when somebody asks.

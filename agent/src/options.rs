@@ -40,14 +40,14 @@ pub struct AgentOptions {
     pub plan: PlanOptions,
     /// On which of the node's addresses NodePorts answer.
     pub node_port_addresses: NodePortAddresses,
-    /// Networks that ClusterIPs come from; an address in them that no Service has meets silence (`semantics.md` V-5).
+    /// Networks that ClusterIPs come from; an address in them that no Service has meets silence.
     /// Those of ServiceCIDRs are known besides.
     pub service_cidrs: Vec<IpNet>,
     /// Services that are left alone.
     pub skip_services: BTreeSet<ServiceName>,
-    /// Only sockets of the host's network namespace are translated (`semantics.md` F53).
+    /// Only sockets of the host's network namespace are translated.
     pub host_sockets_only: bool,
-    /// Processes on this node may not bind to a NodePort (`semantics.md` F40).
+    /// Processes on this node may not bind to a NodePort.
     pub bind_protection: bool,
     /// TCP connections to a removed backend are closed, not only UDP sockets.
     pub close_tcp: bool,
@@ -94,20 +94,20 @@ pub enum TcAttach {
     Clsact,
 }
 
-/// Which sources are pods (`semantics.md` 6.3).
+/// Which sources are pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodDetection {
     /// Those in the pod CIDRs of all Nodes.
     AllNodes,
-    /// Those in the pod CIDRs of this Node (DL-2).
+    /// Those in the pod CIDRs of this Node.
     ThisNode,
-    /// Those in these networks (DL-1).
+    /// Those in these networks.
     Within(BTreeSet<IpNet>),
-    /// Those that come through this bridge (DL-3).
+    /// Those that come through this bridge.
     Bridge(String),
-    /// Those that come through a device whose name begins so (DL-4).
+    /// Those that come through a device whose name begins so.
     Prefix(String),
-    /// None (DL-5).
+    /// None.
     Never,
 }
 

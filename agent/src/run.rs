@@ -319,7 +319,7 @@ struct Core<D> {
     meter: Meter,
     /// The healthCheckNodePorts to be served.
     health_checks: watch::Sender<HealthChecks>,
-    /// A node without a Node object is to be drained (NE-5); without a cluster it is no wonder.
+    /// A node without a Node object is to be drained; without a cluster it is no wonder.
     needs_node: bool,
 }
 

@@ -67,7 +67,7 @@ async fn listen(Server { name, failure }: Server, address: SocketAddr, events: &
 /// What an unspecified address stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stack {
-    /// Every address of the host: 0.0.0.0 answers on IPv6 too, as Go's servers do (`semantics.md` 11.3).
+    /// Every address of the host: 0.0.0.0 answers on IPv6 too, as Go's servers do.
     Dual,
     /// Every address of its own family.
     Single,

@@ -1,8 +1,8 @@
 //! When the engine's thread wakes up by itself: to try again what failed, to give back what has rested, and once an hour
 //! to compare everything, as kube-proxy does.
 //!
-//! Unlike kube-proxy's runner (`semantics.md` 9.3) it keeps no least gap between two passes: a pass costs what changed,
-//! and what came together is planned together.
+//! Unlike kube-proxy's runner it keeps no minimum gap between two passes: a pass costs what changed, and what came
+//! together is planned together.
 
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ const LONGEST_RETRY: Duration = Duration::from_secs(5);
 const REST: Duration = Duration::from_secs(1);
 /// Everything is compared again so often.
 const FULL: Duration = Duration::from_secs(3600);
-// RUN-11
 const _: () = assert!(FIRST_RETRY.as_millis() < LONGEST_RETRY.as_millis() && LONGEST_RETRY.as_secs() < FULL.as_secs());
 
 /// The wake-ups to come.

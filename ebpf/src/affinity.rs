@@ -3,7 +3,7 @@
 pod! {
     /// A client of a service.
     pub struct AffinityKey [24] {
-        /// Service id; the service's frontends share their entries (`semantics.md` A07).
+        /// Service id; the service's frontends share their entries.
         pub service: u32,
         /// `CLIENT_…`: what `client` holds.
         pub kind: u32,

@@ -28,7 +28,7 @@ pub const FLAG_LOCAL: u8 = 1;
 /// No backend: what a socket state holds whose connection goes into silence.
 pub const NO_BACKEND: u32 = u32::MAX;
 
-/// Bit of a `CONNECTIONS` word: the endpoint serves no more, datagram flows leave it (`semantics.md` 10.1). The agent
+/// Bit of a `CONNECTIONS` word: the endpoint serves no more, datagram flows leave it. The agent
 /// sets and clears it with an atomic or, while the programs add and subtract below it.
 pub const RETIRED: u64 = 1 << 63;
 

@@ -16,12 +16,12 @@ pod! {
     }
 }
 
-/// What arrives through the device comes from pods of this node (`semantics.md` DL-3, DL-4).
+/// What arrives through the device comes from pods of this node.
 pub const DEVICE_OF_PODS: u32 = 1;
 
 /// Value in `NODE_ADDRESSES`: an address of this node.
 pub const ADDRESS_OWN: u32 = 1;
-/// Value in `POD_RANGES`: sources in the range are pods (`semantics.md` 6.3).
+/// Value in `POD_RANGES`: sources in the range are pods.
 pub const RANGE_PODS: u32 = 1;
 /// Value in `POD_RANGES`: sources in the range are pods of this node.
 pub const RANGE_OWN_PODS: u32 = 2;

@@ -42,8 +42,8 @@ pub const KIND_NODE_PORT: u32 = 1;
 pub const KIND_LOAD_BALANCER: u32 = 2;
 /// An address of `spec.externalIPs`.
 pub const KIND_EXTERNAL_IP: u32 = 3;
-/// A NodePort on loopback; only for sockets of the host's network namespace (`semantics.md` F39).
+/// A NodePort on loopback; only for sockets of the host's network namespace.
 pub const KIND_LOOPBACK: u32 = 4;
-/// Every port of a ClusterIP that no Service port uses: refused (`semantics.md` V-4). `service` is meaningless. With
-/// ICMP's number: pings of the address are answered (F32).
+/// Every port of a ClusterIP that no Service port uses: refused. `service` is meaningless. With ICMP's number: pings of
+/// the address are answered.
 pub const KIND_UNKNOWN_PORT: u32 = 5;

@@ -61,7 +61,7 @@ pub mod maps {
     /// LPM trie: [`SourceRange`](crate::source_range::SourceRange) → 1.
     pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
     /// LPM trie: [`Addr`](crate::addr::Addr) → 1 in the networks that ClusterIPs come from, where an address that nobody
-    /// has meets silence (`semantics.md` V-5); 0 for one that somebody else serves.
+    /// has meets silence; 0 for one that somebody else serves.
     pub const SERVICE_CIDRS: &str = "SERVICE_CIDRS";
     /// Hash the programs never read: service id → [`ServiceName`](crate::names::ServiceName).
     pub const NAMES: &str = "NAMES";
@@ -149,11 +149,11 @@ pub mod globals {
     pub const SET_RETVAL: &str = "SET_RETVAL";
     /// u64: cookie of the host's network namespace; 0 = unknown, nothing then counts as a socket of the host.
     pub const HOST_NETNS: &str = "HOST_NETNS";
-    /// u32: 1 = only sockets of the host's network namespace are translated (`semantics.md` F53).
+    /// u32: 1 = only sockets of the host's network namespace are translated.
     pub const HOST_ONLY: &str = "HOST_ONLY";
-    /// u32: 1 = NodePorts answer on loopback in the host's network namespace (`semantics.md` F39).
+    /// u32: 1 = NodePorts answer on loopback in the host's network namespace.
     pub const LOOPBACK_NODE_PORTS: &str = "LOOPBACK_NODE_PORTS";
-    /// u32: 1 = binding to a NodePort in the host's network namespace is refused (`semantics.md` F40).
+    /// u32: 1 = binding to a NodePort in the host's network namespace is refused.
     pub const BIND_PROTECTION: &str = "BIND_PROTECTION";
     /// u32: 1 = the discard addresses are routed into a device that swallows everything; 0 = a connection that must
     /// meet silence fails with ETIMEDOUT at once.
@@ -169,14 +169,14 @@ pub mod globals {
     pub const SNAT_FIRST: &str = "SNAT_FIRST";
     /// u32: how many ports from there on hide clients.
     pub const SNAT_COUNT: &str = "SNAT_COUNT";
-    /// u32: 1 = every client of a ClusterIP is hidden (`semantics.md` 6.2 step 4).
+    /// u32: 1 = every client of a ClusterIP is hidden.
     pub const MASQUERADE_ALL: &str = "MASQUERADE_ALL";
-    /// u32: 1 = `POD_RANGES` says who is a pod; 2 = the device that a packet comes through does (DL-3, DL-4); 0 = nobody
-    /// is, and clients of a ClusterIP are not hidden (DL-5).
+    /// u32: 1 = `POD_RANGES` says who is a pod; 2 = the device that a packet comes through does; 0 = nobody is, and
+    /// clients of a ClusterIP are not hidden.
     pub const DETECT_PODS: &str = "DETECT_PODS";
     /// u32: 1 = a client from outside is not hidden from a backend on this node, whatever the policy.
     pub const KEEP_CLIENT: &str = "KEEP_CLIENT";
-    /// u32: 1 = pings of virtual addresses are answered (`semantics.md` F32).
+    /// u32: 1 = pings of virtual addresses are answered.
     pub const ANSWER_PINGS: &str = "ANSWER_PINGS";
     /// u32: 1 where the kernel knows BPF_F_IPV6 (6.16): IPv6 addresses are replaced under CHECKSUM_COMPLETE too.
     pub const CSUM_IPV6: &str = "CSUM_IPV6";

@@ -9,7 +9,7 @@ pub const WORDS_PER_SERVICE: u32 = 4;
 pub enum Scope {
     /// The ClusterIP was dialled: internalTrafficPolicy.
     Cluster = 0,
-    /// An external address was dialled from this cluster: the cluster-wide set (`semantics.md` 6.2 step 3).
+    /// An external address was dialled from this cluster: the cluster-wide set.
     Inside = 1,
     /// An external address was dialled from outside: externalTrafficPolicy.
     Outside = 2,
@@ -33,9 +33,9 @@ pub const fn config_index(service: u32) -> u32 {
 pub const VERDICT_NONE: u8 = 0;
 /// Take a backend from the run.
 pub const VERDICT_FORWARD: u8 = 1;
-/// No endpoint anywhere: refuse (`semantics.md` V-1).
+/// No endpoint anywhere: refuse.
 pub const VERDICT_REJECT: u8 = 2;
-/// Endpoints exist, the Local policy leaves none: silence (`semantics.md` V-2, V-3).
+/// Endpoints exist, the Local policy leaves none: silence.
 pub const VERDICT_DROP: u8 = 3;
 
 /// The commit point of a scope: verdict (bits 63–60), Maglev flag (59), run length (bits 55–32), run offset (31–0).
@@ -112,7 +112,7 @@ pub const FLAG_PODS_ALLOWED: u32 = 1 << 2;
 /// Some pods of this node may be within the source ranges and some not: the packet path judges by their addresses what
 /// a socket that has none yet cannot say.
 pub const FLAG_PODS_BY_PACKET: u32 = 1 << 4;
-/// externalTrafficPolicy is Local: clients from outside are not hidden from the backend (`semantics.md` 6.2 step 4).
+/// externalTrafficPolicy is Local: clients from outside are not hidden from the backend.
 pub const FLAG_EXTERNAL_LOCAL: u32 = 1 << 3;
 
 /// A service's configuration in one word: affinity timeout in seconds (bits 63–32), flags (31–8), algorithm (7–0).

@@ -1,4 +1,4 @@
-//! Session affinity at the socket, where a client is a network namespace (`semantics.md` 8, case 24).
+//! Session affinity at the socket, where a client is a network namespace.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 

@@ -1,4 +1,4 @@
-//! How a backend is chosen, and that its connections are counted (`semantics.md` 14.2).
+//! How a backend is chosen, and that its connections are counted.
 
 use std::collections::BTreeMap;
 

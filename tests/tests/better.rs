@@ -1,4 +1,4 @@
-//! Where a running kube-proxy was seen to be wrong (`semantics.md` 14.5). Contested addresses are in `frontends.rs`,
+//! Where a running kube-proxy was seen to be wrong. Contested addresses are in `frontends.rs`,
 //! UDP flows of emptied and deleted Services in `udp_follow.rs`, API servers that come late in `watch.rs`.
 
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! Load-balancer and external addresses from the inside, who owns what several claim, and Services that change their
-//! type or belong to somebody else (`semantics.md` 2.2, 2.7, 14.5).
+//! type or belong to somebody else.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The Helm chart: what it renders, what it refuses, and that it knows every flag of the agent (`cases.md` 39a).
+//! The Helm chart: what it renders, what it refuses, and that it knows every flag of the agent.
 //!
 //! What is rendered is kept in `testdata/helm`; after a wanted change, `SHEAVE_BLESS=1` writes it anew.
 

@@ -1,5 +1,4 @@
-//! What sheave must not touch: Services that others serve, sockets that are none of its business (`semantics.md` F31,
-//! F52, F53).
+//! What sheave must not touch: Services that others serve, sockets that are none of its business.
 
 use std::{fs, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Node ports from the inside: on which addresses they answer, and to whom (`semantics.md` 12.5, F38 to F40).
+//! Node ports from the inside: on which addresses they answer, and to whom.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The packet path: clients outside the nodes. Ids are rows of `semantics.md` and numbers of `cases.md`.
+//! The packet path: clients outside the nodes.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 

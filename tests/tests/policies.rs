@@ -1,4 +1,4 @@
-//! Traffic policies, topology and verdicts, as a program on the node meets them (`semantics.md` 5 and 6.1).
+//! Traffic policies, topology and verdicts, as a program on the node meets them.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 

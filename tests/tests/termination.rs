@@ -1,4 +1,4 @@
-//! Endpoints that come and go: who gets new connections, and that open ones go on (`semantics.md` 5.4, F27 and F28).
+//! Endpoints that come and go: who gets new connections, and that open ones go on.
 
 use std::{collections::BTreeSet, time::Duration};
 

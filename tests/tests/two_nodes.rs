@@ -25,7 +25,7 @@ fn clients(lab: &Lab) -> Result<Vec<(String, Client)>> {
 }
 
 /// The in-cluster half of case 28. Second run: `internalTrafficPolicy` binds the cluster IP alone; whoever is inside
-/// the cluster still reaches every endpoint by the load balancer's address (`semantics.md` 6.2 step 3, F20).
+/// the cluster still reaches every endpoint by the load balancer's address.
 #[test]
 fn case_28_policies_bind_inside_clients_at_the_cluster_ip_only() -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };

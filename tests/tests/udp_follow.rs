@@ -1,4 +1,4 @@
-//! Datagrams follow the endpoints, whatever a program does with its socket (`semantics.md` 10, cases 15, 21 and 22).
+//! Datagrams follow the endpoints, whatever a program does with its socket.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The watch of a cluster against an API server with faults (`cases.md` 05, 31, 38; `semantics.md` 12.1, 14.5).
+//! The watch of a cluster against an API server with faults (cases 05, 31 and 38 of docs/testing.md).
 
 use std::{
     fs,

@@ -292,7 +292,7 @@ fn node_name(given: Option<String>) -> anyhow::Result<String> {
     Ok(name)
 }
 
-/// `semantics.md` BA-1 to BA-5: the port may be missing.
+/// The port may be missing, as with kube-proxy; an empty text means: not served.
 fn bind_address(flag: &str, text: &str, port: u16) -> anyhow::Result<Option<SocketAddr>> {
     if text.is_empty() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! kube-proxy's configuration and what becomes of it (`semantics.md` 16.2, 16.3).
+//! kube-proxy's configuration and what becomes of it.
 
 use std::{collections::BTreeMap, path::Path};
 

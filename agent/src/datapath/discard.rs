@@ -1,5 +1,5 @@
-//! The device that swallows what must meet silence (`semantics.md` V-2, V-3, V-6): a socket program cannot drop a
-//! connection, only redirect it or fail it at once, so it redirects to an address that is routed into nowhere.
+//! The device that swallows connections that must be dropped silently: a socket program can redirect a connection or
+//! fail it at once, but not drop it, so it redirects to an address that is routed nowhere.
 //!
 //! A dummy device drops everything; where the kernel has none, a bridge without ports does, given a neighbour that
 //! never answers. Pods reach it through their default route, like any address beyond the node.

@@ -136,7 +136,7 @@ pub enum Stale {
         /// IANA protocol number.
         proto: u8,
     },
-    /// Sockets that dialled a frontend while it met silence; UDP also: while it led nowhere, or to another service (K07).
+    /// Sockets that dialled a frontend while it met silence; UDP also: while it led nowhere, or to another service.
     Frontend {
         /// Who has it now.
         service: u32,

@@ -53,8 +53,8 @@ pub struct Orders {
     pub pods: PodRanges,
     /// Clients outside the cluster have something to dial.
     pub serves_outsiders: bool,
-    /// Pods dial packet by packet: some Service admits this node's pods by the addresses of their packets
-    /// (`semantics.md` V-6), or is of a protocol for whose sockets the kernel has no hook.
+    /// What pods send is translated packet by packet: some Service admits this node's pods by the addresses of their
+    /// packets, or uses a protocol for whose sockets the kernel has no hook.
     pub pods_dial: bool,
 }
 

@@ -1,9 +1,9 @@
 //! Closing sockets that are connected to a backend which left its Service: nothing else tells a connected UDP socket
-//! that its peer is gone (`semantics.md` F49, cases 21 and 22 of the field). SOCK_DESTROY over NETLINK_SOCK_DIAG, in
-//! every network namespace; only sockets that `PEERS` knows we sent there, never one that dialled the pod itself.
+//! that its peer is gone. SOCK_DESTROY over NETLINK_SOCK_DIAG, in every network namespace; only sockets that `PEERS`
+//! knows we sent there, never one that dialled the pod itself.
 //!
 //! And sockets that dialled a frontend before it led anywhere: those that wait in silence, connected to the discard
-//! address, and datagram sockets connected to the virtual address itself (K07).
+//! address, and datagram sockets connected to the virtual address itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -248,7 +248,7 @@ fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
     buffer.get(..length).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Tries an interrupted call again, a few times (K04).
+/// Tries an interrupted call again, a few times.
 fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     const TRIES: usize = 10;
     for _ in 1..TRIES {

@@ -1,5 +1,5 @@
-//! Which addresses meet silence although no Service has them (`semantics.md` V-5): those of the networks that ClusterIPs
-//! come from, except the ClusterIPs of Services that are left to somebody else.
+//! Which addresses are dropped silently although no Service has them: those of the networks that ClusterIPs come from,
+//! except the ClusterIPs of Services that somebody else serves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -32,7 +32,7 @@ impl<D: Datapath> Engine<D> {
     }
 }
 
-/// Silence in a scope means that a Local policy found none here while there are endpoints elsewhere (V-2, V-3).
+/// Silence in a scope means that a Local policy found none here while there are endpoints elsewhere.
 fn no_local<'a>(plans: impl Iterator<Item = &'a GroupPlan>) -> BTreeMap<Family, NoLocal> {
     let mut counts = BTreeMap::from(Family::ALL.map(|family| (family, NoLocal::default())));
     for plan in plans {

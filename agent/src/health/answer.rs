@@ -1,4 +1,4 @@
-//! The words of kube-proxy 1.36, byte for byte (`semantics.md` 11.3).
+//! The words of kube-proxy 1.36, byte for byte.
 
 use jiff::Timestamp;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! The tables of `semantics.md` 11.2 and the bodies of 11.3.
+//! `/healthz` and `/livez` as kube-proxy 1.36 answers them: timing, the Node's part in it, bodies.
 
 use std::time::{Duration, Instant, SystemTime};
 

@@ -1,4 +1,4 @@
-//! The table of `semantics.md` 11.1.
+//! The healthCheckNodePort server as kube-proxy 1.36 has it.
 
 use std::{
     cell::RefCell,

@@ -30,7 +30,7 @@ pub struct Snapshot {
     pub connections: Connections,
 }
 
-/// `semantics.md` 13.2.
+/// Service ports of one family whose Local policy leaves them without an endpoint on this node, by policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NoLocal {
     /// internalTrafficPolicy.

@@ -1,4 +1,4 @@
-//! Names and numbers of `semantics.md` 4.9 and 13.1.
+//! The names of metrics and how their numbers come about; kube-proxy's where there are such.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

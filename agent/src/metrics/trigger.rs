@@ -1,4 +1,4 @@
-//! How long ago what is being programmed was asked for (`semantics.md` 4.9).
+//! How long ago what is being programmed was asked for.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! EndpointSlices, and the endpoints of one service port in one family (`semantics.md` 4.1, 14.5).
+//! EndpointSlices, and the endpoints of one service port in one family.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -71,7 +71,7 @@ pub struct EndpointSlice {
     pub endpoints: Vec<Endpoint>,
     /// From the annotation `sheave.io/weight`, 0–100; `None` counts as 100.
     pub weight: Option<u8>,
-    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`, Unix nanoseconds (`semantics.md` 4.9).
+    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`, Unix nanoseconds.
     pub trigger_time: Option<i128>,
 }
 
@@ -86,7 +86,7 @@ pub struct PortEndpoint<'a> {
     pub weight: Option<u8>,
 }
 
-/// How good an appearance of an address is: ready, else serving and terminating, else neither (`semantics.md` 14.5).
+/// How good an appearance of an address is: ready, else serving and terminating, else neither.
 fn rank(endpoint: &Endpoint) -> u8 {
     if endpoint.ready { 2 } else { u8::from(endpoint.serving && endpoint.terminating) }
 }

@@ -1,4 +1,4 @@
-//! What the API says, compactly, and the rules of `semantics.md` that concern one object at a time.
+//! What the API says, compactly, and the rules that concern one object at a time.
 //!
 //! No clock, no kernel, no Kubernetes type, no async runtime: facts in, facts out.
 

@@ -11,10 +11,10 @@ pub struct Node {
     pub name: Arc<str>,
     /// InternalIP addresses first, then ExternalIP, each in the API's order; host names are left out.
     pub addresses: Vec<IpAddr>,
-    /// Label `topology.kubernetes.io/zone`; empty and absent are alike (C04, C05).
+    /// Label `topology.kubernetes.io/zone`; empty and absent are alike.
     pub zone: Option<Arc<str>>,
     /// spec.podCIDRs.
     pub pod_cidrs: Vec<IpNet>,
-    /// The cluster autoscaler's taint, or a deletionTimestamp: load balancers should drain it (NE-3, NE-4).
+    /// The cluster autoscaler's taint, or a deletionTimestamp: load balancers should drain it.
     pub going_away: bool,
 }

@@ -28,7 +28,7 @@ impl fmt::Display for ServiceName {
     }
 }
 
-/// IP family; the logic of a Service exists once per family (`semantics.md` 2.1).
+/// IP family; the logic of a Service exists once per family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
     /// IPv4.
@@ -202,7 +202,7 @@ pub struct ServicePort {
     pub node_port: u16,
 }
 
-/// A Service after the field rules of `semantics.md` 2.4. Address lists hold both families, in the API's order.
+/// A Service whose fields have been checked and normalised. Address lists hold both families, in the API's order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Who it is.
@@ -219,11 +219,11 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip` with ipMode VIP.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// loadBalancerSourceRanges of both families; a family without any range admits everyone (S19, S22).
+    /// loadBalancerSourceRanges of both families; a family without any range admits everyone.
     pub source_ranges: Vec<IpNet>,
     /// internalTrafficPolicy is Local.
     pub internal_local: bool,
-    /// externalTrafficPolicy is Local and the type makes it count (2.4, S21).
+    /// externalTrafficPolicy is Local and the type makes it count.
     pub external_local: bool,
     /// Session affinity by client IP: timeout in seconds.
     pub affinity: Option<u32>,
@@ -238,7 +238,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// The ClusterIP of a family (`semantics.md` 2.3).
+    /// The ClusterIP of a family.
     #[must_use]
     pub fn cluster_ip(&self, family: Family) -> Option<IpAddr> {
         self.cluster_ips.iter().copied().find(|ip| Family::of(*ip) == family)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-/// A ServiceCIDR (`semantics.md` 12.2).
+/// A ServiceCIDR.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCidr {
     /// Name.

@@ -73,7 +73,7 @@ impl Noted {
     }
 }
 
-/// A slice that appeared, changed or went (`semantics.md` 4.9).
+/// A slice that appeared, changed or went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceChange {
     /// Its owner.
@@ -150,7 +150,7 @@ impl State {
         self.nodes.get(name)
     }
 
-    /// The networks that ClusterIPs come from, each once; `None` = not known yet (`semantics.md` 12.2).
+    /// The networks that ClusterIPs come from, each once; `None` = not known yet.
     #[must_use]
     pub fn service_cidrs(&self) -> Option<BTreeSet<IpNet>> {
         Some(self.service_cidrs.as_ref()?.values().flatten().copied().collect())

@@ -1,4 +1,9 @@
-//! Which endpoints may be chosen: kube-proxy's rules, pure (`semantics.md` 5.2).
+//! Which endpoints may be chosen: kube-proxy's rules, as a pure function.
+//!
+//! 1. Ready endpoints come first. 2. Where there are none, those that are serving and terminating take their place.
+//! 3. Hints narrow the cluster-wide set to this node or zone, when every ready endpoint has them and one names us.
+//! 4. Traffic is refused only when no endpoint anywhere could take it; else a Local policy without local endpoints drops.
+//! 5. `ready` is what the slice says, not worked out from the other conditions.
 
 use super::endpoint::PortEndpoint;
 
@@ -34,18 +39,18 @@ impl Selection<'_> {
     }
 }
 
-/// The sets of `semantics.md` 5.1, as indexes into the endpoints given.
+/// The sets to choose from, as indexes into the endpoints given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Categories {
     /// For policy Cluster and for inside clients; `None` = not used.
     pub cluster: Option<Vec<usize>>,
     /// For policy Local; `None` = not used.
     pub local: Option<Vec<usize>>,
-    /// Whether any endpoint could take traffic somewhere: decides refusal against silence (V-1 to V-3).
+    /// Whether any endpoint could take traffic somewhere: decides refusal against silence.
     pub has_any: bool,
 }
 
-/// Chooses; the comments name the rules of 5.2.
+/// Chooses; the comments name the rules above.
 #[must_use]
 pub fn categorize(endpoints: &[PortEndpoint<'_>], selection: Selection<'_>) -> Categories {
     let mut categories = Categories::default();

@@ -52,7 +52,7 @@ pub(super) fn of(group: &Group<'_>) -> Vec<(FrontendKey, u32)> {
         }
     }
 
-    // V-4. A node's address is never guarded: everything else on that node would be refused (F31).
+    // A node's address is never guarded: everything else on that node would be refused.
     let nodes = [&group.node.all_addresses, &group.node.addresses, &group.node.node_port_addresses];
     let is_virtual = |ip: &IpAddr| !nodes.iter().any(|addresses| addresses.contains(ip));
     if group.options.refuse_unknown_ports && is_virtual(&group.cluster_ip) {

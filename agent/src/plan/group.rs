@@ -1,4 +1,4 @@
-//! The plan of one group: one port of one Service in one family (`semantics.md` 2.1).
+//! The plan of one group: one port of one Service in one family.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::model::{
     topology::{Selection, categorize},
 };
 
-/// The key of everything (`semantics.md` 2.1).
+/// What names a group everywhere: in the plan, the reconciler, the tables and the metrics.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupKey {
     /// Service.
@@ -42,7 +42,7 @@ pub struct NodeContext {
     pub addresses: Vec<IpAddr>,
     /// Addresses of every Node, this one included: never a virtual address of whose unknown ports we would refuse.
     pub all_addresses: Vec<IpAddr>,
-    /// Addresses on which NodePorts are served (`semantics.md` 12.5), loopback ones not included.
+    /// Addresses on which NodePorts are served, loopback ones not included.
     pub node_port_addresses: Vec<IpAddr>,
     /// This node's pod CIDRs.
     pub pod_cidrs: Vec<IpNet>,
@@ -71,11 +71,11 @@ pub struct PlanOptions {
     pub external_ips: ExternalIps,
     /// NodePorts answer on loopback in the host's network namespace.
     pub loopback_node_ports: bool,
-    /// Unknown ports of a ClusterIP are refused (V-4).
+    /// Unknown ports of a ClusterIP are refused.
     pub refuse_unknown_ports: bool,
     /// There is a packet path, which can judge pods by their addresses where their sockets cannot say.
     pub judge_pods_by_packet: bool,
-    /// Pings of virtual addresses are answered (`semantics.md` F32).
+    /// Pings of virtual addresses are answered.
     pub answer_pings: bool,
 }
 
@@ -102,7 +102,7 @@ pub struct BackendPlan {
     pub port: u16,
     /// Runs on this node.
     pub local: bool,
-    /// Condition `serving`: UDP flows to it may go on (`semantics.md` 10.1).
+    /// Condition `serving`: UDP flows to it may go on.
     pub serving: bool,
 }
 
@@ -111,9 +111,9 @@ pub struct BackendPlan {
 pub enum ScopePlan {
     /// Nothing dials this scope.
     Unused,
-    /// V-1.
+    /// No endpoint anywhere: refused at once.
     Reject,
-    /// V-2, V-3.
+    /// Endpoints exist, but the Local policy leaves none here: dropped silently.
     Drop,
     /// Into these slots: indexes into [`GroupPlan::backends`], never empty, repeated by weight. With Maglev the order
     /// is the table's; otherwise it has no meaning. Scopes with the same choice share one list.
@@ -125,7 +125,7 @@ pub enum ScopePlan {
 pub struct GroupPlan {
     /// Who it is.
     pub key: GroupKey,
-    /// Age of the Service; the older owns a contested address (`semantics.md` 14.5).
+    /// Age of the Service; the older owns a contested address.
     pub created: i64,
     /// What it answers on, with the `KIND_…` of each; no key twice.
     pub frontends: Vec<(FrontendKey, u32)>,
@@ -139,9 +139,9 @@ pub struct GroupPlan {
     pub source_ranges: Vec<IpNet>,
 }
 
-/// The groups of a Service, given all its slices: one for each port and family with a ClusterIP (`semantics.md` 2.3).
+/// The groups of a Service, given all its slices: one for each port and family with a ClusterIP.
 ///
-/// SCTP is planned like the rest, though packets are translated only where target port and port are equal (F14).
+/// SCTP is planned like the rest, though packets are translated only where target port and port are equal.
 #[must_use]
 pub fn plan<'a>(
     service: &Service,
@@ -213,7 +213,7 @@ impl Group<'_> {
         }
     }
 
-    /// Which set each scope uses (6.2 step 3), and what an empty one means (V-1 to V-3).
+    /// Which set each scope uses, and what an empty one means.
     fn scopes(&self, endpoints: &[PortEndpoint<'_>], selection: Selection<'_>) -> [ScopePlan; 3] {
         let categories = categorize(endpoints, selection);
         let scope = |set: &Option<Vec<usize>>| match set.as_deref() {
@@ -229,7 +229,7 @@ impl Group<'_> {
         if !selection.externally_accessible {
             return [internal, ScopePlan::Unused, ScopePlan::Unused];
         }
-        // Inside clients are short-circuited to the cluster set, whatever the policies (F20).
+        // Inside clients are short-circuited to the cluster set, whatever the policies.
         [internal, cluster.clone(), by_policy(selection.external_local)]
     }
 
@@ -262,7 +262,7 @@ impl Group<'_> {
         let mut flags = if self.service.external_local { FLAG_EXTERNAL_LOCAL } else { 0 };
         if !source_ranges.is_empty() {
             flags |= FLAG_SOURCE_RANGES;
-            // FLOW-4: a range with an address of the node admits the node, and the VIP that it may carry.
+            // A range with an address of the node admits the node, and the VIP that it may carry.
             if self.node.addresses.iter().any(|ip| source_ranges.iter().any(|range| range.contains(ip))) {
                 flags |= FLAG_HOST_ALLOWED;
             }

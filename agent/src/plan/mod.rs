@@ -1,4 +1,4 @@
-//! From the model to the tables: every rule of `semantics.md` about what is programmed lives here and in `model`.
+//! From the model to the tables: every rule about what is programmed lives here and in `model`.
 //!
 //! Pure like the model. [`group`] plans one port of one Service in one family, looking at nothing else;
 //! [`tables`] holds all groups and settles who owns an address that several claim.

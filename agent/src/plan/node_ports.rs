@@ -1,4 +1,4 @@
-//! On which addresses of the node NodePorts are served (`semantics.md` 12.5).
+//! On which addresses of the node NodePorts are served.
 
 use std::{net::IpAddr, str::FromStr};
 

@@ -1,4 +1,4 @@
-//! All groups, and who owns an address and port that several claim (`semantics.md` 14.5).
+//! All groups, and who owns an address and port that several claim.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map::Entry},

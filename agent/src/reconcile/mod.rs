@@ -153,7 +153,7 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
-    /// Adds or removes the entry that stands for the unknown ports of an address (V-4).
+    /// Adds or removes the entry that stands for the unknown ports of an address.
     ///
     /// # Errors
     /// What the kernel refused; calling again is right.

@@ -171,7 +171,7 @@ impl<D: Datapath> Reconciler<D> {
         if group.config != config {
             self.datapath.put_word(config_index(group.id), config.0)?;
             if group.config.affinity_timeout() != 0 && config.affinity_timeout() == 0 {
-                self.forgetful.insert(group.id); // switched on again it starts empty (`semantics.md` 8.1)
+                self.forgetful.insert(group.id); // switched on again it starts empty
             }
             if admits_more(group.config, config) {
                 self.stale.extend(group.frontends.iter().map(|key| dialled_before(key, group.id, true)));
@@ -305,7 +305,7 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
-    /// Datagram flows leave backends that serve no more, and may stay with those that do (`semantics.md` 10.1).
+    /// Datagram flows leave backends that serve no more, and may stay with those that do.
     fn retire(&mut self, plan: &GroupPlan) -> Result<()> {
         let Some(group) = self.groups.get(&plan.key) else { return Ok(()) };
         for backend in &plan.backends {

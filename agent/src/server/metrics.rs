@@ -1,4 +1,4 @@
-//! The server on 10249: scrapers, and whoever wants to know what runs here (`semantics.md` 11.4).
+//! The server on 10249: scrapers, and whoever wants to know what runs here.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Addresses and networks as people write them (`semantics.md` 2.4 "IP text", FLOW-11).
+//! Addresses and networks as people write them.
 
 use std::net::{IpAddr, Ipv4Addr};
 

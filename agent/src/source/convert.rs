@@ -1,4 +1,4 @@
-//! Kubernetes API objects → model, field by field (`semantics.md` 2.2–2.4, 4.1, 12.3, 16.1).
+//! Kubernetes API objects → model, field by field.
 //!
 //! Nothing here fails: what cannot be understood is left out and named in a sentence (invariant 7: no object stops the
 //! agent). Nothing of the API object is kept.
@@ -24,7 +24,7 @@ pub struct ConvertOptions {
     /// without the label, as kube-proxy does (SK-5).
     pub proxy_name: Option<String>,
     /// Leave these alone, like the annotation `sheave.io/skip: "true"`: another agent of the node serves their
-    /// addresses, as NodeLocal DNSCache does with the one of kube-dns (F52).
+    /// addresses, as NodeLocal DNSCache does with the one of kube-dns.
     pub skip: BTreeSet<ServiceName>,
 }
 
@@ -59,7 +59,7 @@ pub fn slice(api: &discovery::EndpointSlice) -> Result<Converted<EndpointSlice>,
 }
 
 /// What the API server would have filled in. Objects that did not come through one need it: there, a slice port
-/// without name is ignored (I08).
+/// without name is ignored.
 pub fn default_slice(api: &mut discovery::EndpointSlice) {
     for port in api.ports.iter_mut().flatten() {
         port.name.get_or_insert_default();

@@ -32,7 +32,7 @@ pub struct Access {
     pub kubeconfig: Option<PathBuf>,
     /// Such as `https://10.0.0.1:6443`, asked in turn when one fails. Empty: the one of the kubeconfig or, in a
     /// pod, of `KUBERNETES_SERVICE_HOST`. In a pod they should be given: that variable holds the ClusterIP of the API,
-    /// which works only while a proxy does (F61).
+    /// which works only while a proxy does.
     pub servers: Vec<http::Uri>,
     /// Where requests are counted.
     pub metrics: Metrics,

@@ -1,4 +1,4 @@
-//! How often a request is tried: at most about once a second, and at least every five (`semantics.md` 14.5, case 38).
+//! How often a request is tried: at most about once a second, and at least every five.
 
 use std::{
     hash::{BuildHasher, RandomState},

@@ -1,4 +1,4 @@
-//! `semantics.md` 13.2.
+//! Which Service ports count as having no local endpoint.
 
 use super::no_local;
 use crate::{

@@ -1,4 +1,4 @@
-//! `semantics.md` 9.2: what is programmed after each step, and that nothing else is written.
+//! What is programmed after each step, and that nothing else is written.
 
 use super::{Engine, Fake, Update, check_no_leak, check_whole, empty_tables, engine, gone, put, settle, svc};
 use crate::{lb, source::convert::fixtures::slice_of};

@@ -1,4 +1,4 @@
-//! `semantics.md` 6.3 and 12.4: what follows from Node objects. Nothing waits for them, and every change is taken up live.
+//! What follows from Node objects. Nothing waits for them, and every change takes effect at once.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! `semantics.md` 3: what follows from changed Services, in the tables and among the health checks.
+//! What follows from changed Services, in the tables and among the health checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! `semantics.md` 10 and 8.1 as far as the agent decides: which connected sockets are told that their peer is gone, and
-//! when clients are forgotten.
+//! What the agent decides about old flows: which connected sockets are told that their peer is gone, and when clients
+//! with session affinity are forgotten.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

@@ -1,4 +1,4 @@
-//! `semantics.md` 4.3, 4.8 and 14.5.
+//! From slices to the endpoints of a port; which of them are local and ready; one address in several slices.
 
 use super::{EndpointSlice, Offers, local_ready};
 use crate::{

@@ -1,4 +1,4 @@
-//! `semantics.md` 3, 4.4–4.7, 4.10, 12.1, 12.3.
+//! What an update touches, what is kept until a slice or Service goes, and when the lists are complete.
 
 use super::{Changes, ServiceCidr, State, Update};
 use crate::{

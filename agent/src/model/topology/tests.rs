@@ -1,4 +1,4 @@
-//! `semantics.md` 5.3.
+//! kube-proxy's own cases (`C01`…) and ours, row by row.
 
 use super::{Selection, categorize};
 use crate::{

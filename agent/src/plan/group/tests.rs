@@ -1,4 +1,4 @@
-//! Groups (`semantics.md` 6, 7, 14): what is programmed, before anything is.
+//! Groups: what is programmed, before anything is.
 
 mod flows;
 mod frontends;

@@ -1,4 +1,4 @@
-//! `semantics.md` 12.5.
+//! Node-port addresses, from the flag and the host's addresses.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Who owns what: 14.5, cases 12 and 29 of the field, and that an update tells exactly what changed.
+//! Who owns what: cases 12 and 29 of docs/testing.md, and that an update tells exactly what changed.
 
 use std::{collections::BTreeMap, net::IpAddr};
 

@@ -1,4 +1,13 @@
-//! Small builders of API objects for tests, and the notation of `semantics.md` 0.2 for endpoints.
+//! Small builders of API objects for tests, and a notation for endpoints: `.3 R za L` is the endpoint whose address
+//! ends in .3, with the condition, hints and node that follow.
+//!
+//! | sign | ready, serving, terminating | | sign | meaning |
+//! |---|---|---|---|---|
+//! | `R` | yes, yes, no | | `L` | on our own node |
+//! | `U` | no, no, no | | `za`, `z{ab}` | hints for zone-a, or for zone-a and zone-b |
+//! | `ST` | no, yes, yes | | `n1` | hint for node-1 |
+//! | `T` | no, no, yes | | `np` | the Service has a NodePort |
+//! | `S` | no, yes, no | | `iTP-L`, `eTP-L` | internal or external traffic policy Local |
 
 use std::collections::BTreeMap;
 

@@ -45,14 +45,14 @@ pub(super) fn convert(api: &core::Service, options: &ConvertOptions) -> Option<C
     let external_ips = addresses("spec.externalIPs", spec.external_ips.as_deref(), problems);
     let mut load_balancer_ips = load_balancer_ips(api, problems);
     let source_ranges = source_ranges(spec, &mut load_balancer_ips, problems);
-    // S21: without an external address there is nothing that the policy could concern.
+    // Without an external address there is nothing that the policy could concern.
     let external_local = spec.external_traffic_policy.as_deref() == Some("Local")
         && match kind {
             ServiceType::NodePort | ServiceType::LoadBalancer => true,
             ServiceType::ClusterIp => !external_ips.is_empty(),
             ServiceType::ExternalName => false,
         };
-    // S20: the field counts for LoadBalancers with policy Local only.
+    // The field counts for LoadBalancers with policy Local only.
     let health_check_node_port = match (kind, external_local, spec.health_check_node_port) {
         (ServiceType::LoadBalancer, true, Some(port)) => problems.port("spec.healthCheckNodePort", port),
         _ => 0,
@@ -162,7 +162,7 @@ fn addresses(field: &str, texts: Option<&[String]>, problems: &mut Problems) -> 
     ips
 }
 
-/// `status.loadBalancer.ingress[].ip` unless the balancer wants the traffic itself (FLOW-10).
+/// `status.loadBalancer.ingress[].ip` unless the balancer wants the traffic itself.
 fn load_balancer_ips(api: &core::Service, problems: &mut Problems) -> Vec<IpAddr> {
     let ingress = api.status.iter().filter_map(|s| s.load_balancer.as_ref()).flat_map(|lb| lb.ingress.iter().flatten());
     let texts: Vec<String> = ingress
@@ -172,7 +172,7 @@ fn load_balancer_ips(api: &core::Service, problems: &mut Problems) -> Vec<IpAddr
     addresses("status.loadBalancer.ingress", Some(&texts), problems)
 }
 
-/// Ranges of both families; one that admits everyone empties its family (S19).
+/// Ranges of both families; one that admits everyone empties its family.
 fn source_ranges(spec: &core::ServiceSpec, vips: &mut Vec<IpAddr>, problems: &mut Problems) -> Vec<IpNet> {
     let texts = spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
     let mut ranges: Vec<IpNet> = Vec::new();

@@ -26,7 +26,7 @@ pub(super) fn convert(api: &discovery::EndpointSlice) -> Result<Converted<Endpoi
     let family = match api.address_type.as_str() {
         "IPv4" => Some(Family::V4),
         "IPv6" => Some(Family::V6),
-        _ => None, // FQDN, and whatever the future brings (U03)
+        _ => None, // FQDN, and whatever the future brings
     };
     let (Some(owner), Some(family), None) = (label(OWNER).filter(|o| !o.is_empty()), family, label(HEADLESS)) else {
         return Err(Skip { name: Some(name) });

@@ -1,4 +1,4 @@
-//! `semantics.md` 2.2–2.6, 4.1, 12.3, FLOW-10, FLOW-11, and objects that no API server would let through.
+//! Services, slices and Nodes, field by field, and objects that no API server would let through.
 
 mod services;
 mod slices;
