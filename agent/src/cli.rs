@@ -1,4 +1,4 @@
-//! The command line. Habits are kubectl's; help texts are written to be read.
+//! The command line, with kubectl's conventions.
 
 pub mod agent;
 mod check;
@@ -25,14 +25,14 @@ const EXAMPLES: &str = "\
 Examples:
   sheave check                  can this host run the agent, and what is missing?
   sheave agent --help           how to run it
-  sheave status                 is it well?
+  sheave status                 is it healthy?
   sheave svc list               what the agent wants the kernel to do
-  sheave lb list                what the kernel does; works while the agent is down
+  sheave lb list                what the kernel really does; works while the agent is down
   sheave monitor                what happens to connections, as it happens
 
-Exit codes: 0 well, 1 failed or something is wrong, 2 refused before anything was changed.";
+Exit codes: 0 success, 1 failure or bad news, 2 refused before anything was changed.";
 
-/// A replacement for kube-proxy: Kubernetes Services by eBPF, under any CNI
+/// A kube-proxy replacement: Kubernetes Services in eBPF, with any CNI
 #[derive(Debug, Parser)]
 #[command(name = "sheave", version, after_help = EXAMPLES, disable_help_subcommand = true, max_term_width = 120)]
 pub struct Cli {
@@ -42,7 +42,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run on this node until told to stop
+    /// Run the agent on this node until it is told to stop
     Agent(Box<agent::AgentArgs>),
     /// Show Services as the agent wants them
     #[command(alias = "service", subcommand)]
@@ -52,16 +52,16 @@ enum Command {
     Lb(lb::LbCommand),
     /// Show connections as they are opened, refused and dropped
     Monitor(monitor::MonitorArgs),
-    /// Show at a glance whether the agent is well
+    /// Show at a glance whether the agent is healthy
     Status(status::StatusArgs),
-    /// Say whether this kernel and host can run the agent, and what is missing
+    /// Check whether this kernel and host can run the agent, and what is missing
     Check(check::CheckArgs),
-    /// Leave the node as if sheave had never been installed
+    /// Remove sheave from this node, as if it had never been installed
     Cleanup(cleanup::CleanupArgs),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETION_EXAMPLES)]
     Completion {
-        /// Which shell
+        /// The shell
         shell: Shell,
     },
     /// Print the version of this program and of its map layout

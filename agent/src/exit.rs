@@ -11,14 +11,15 @@ use anyhow::Context as _;
 
 /// A command could not do what it should, or `check` found something missing.
 pub const FAILED: u8 = 1;
-/// Nothing was done and nothing was changed: the command line is wrong (clap's code too), or this host is not fit.
+/// Nothing was done and nothing was changed: the command line is wrong (clap's code too), or this host cannot run the
+/// agent.
 pub const REFUSED: u8 = 2;
 
-/// All of them, with what they say.
+/// All of them, with what they mean.
 pub const CODES: [(u8, &str); 3] = [
-    (0, "done; for `check`: nothing is missing; for `status`: the agent answers, well or not"),
-    (FAILED, "failed, or the answer is bad news"),
-    (REFUSED, "nothing was done and nothing changed: the command line is wrong, or this host is not fit"),
+    (0, "success; for `check`: nothing is missing; for `status`: the agent answers, healthy or not"),
+    (FAILED, "failure, or the answer is bad news"),
+    (REFUSED, "nothing was done and nothing changed: the command line is wrong, or this host cannot run the agent"),
 ];
 
 /// Nothing was changed, and one sentence says why and what to do.

@@ -9,10 +9,10 @@ use crate::{root, setup};
 /// Passed on as they are.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Leave it running, and say how to play with it
+    /// Leave it running, and print how to explore it
     #[arg(long)]
     keep: bool,
-    /// End what --keep left running
+    /// Stop what --keep left running
     #[arg(long, conflicts_with = "keep")]
     down: bool,
 }

@@ -28,7 +28,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find or install what building and testing needs; may be repeated, resumes where it was stopped
+    /// Find or install what building and testing need; safe to repeat, resumes where it stopped
     Setup,
     /// Build the agent and the test programs
     Build {
@@ -38,9 +38,9 @@ enum Command {
     },
     /// Two nodes, some pods, an outside client: watch sheave at work
     Demo(demo::Args),
-    /// Run the tests: without an argument all that one host can tell; with --all what CI runs
+    /// Run the tests: by default all that one host can run; with --all what CI runs
     Test(suites::Args),
-    /// Build programs of Kubernetes into the cache, where tests find them
+    /// Build Kubernetes programs into the cache, where tests find them
     Kubernetes {
         /// Such as etcd, kube-apiserver, kubectl
         #[arg(default_values_t = kubernetes::API.map(str::to_owned))]
@@ -48,14 +48,14 @@ enum Command {
     },
     /// Make the container image, as an OCI archive, without a container engine
     Image(image::Args),
-    /// Measure what sheave costs, beside the bars it has to clear; some minutes
+    /// Measure what sheave costs against the targets it has to meet; takes some minutes
     #[command(disable_help_flag = true)] // the program's own help is the useful one
     Bench(bench::Args),
-    /// Write docs/operations.md anew, from the code; a unit test says when that is due
+    /// Regenerate docs/operations.md from the code; a unit test says when that is due
     Docs,
-    /// A real Kubernetes on this host, its Services served by sheave or by kube-proxy
+    /// Run a real Kubernetes on this host, its Services served by sheave or by kube-proxy
     Cluster(cluster::Args),
-    /// Kubernetes' own tests against that cluster
+    /// Run Kubernetes' own tests against that cluster
     E2e(e2e::Args),
     /// Boot other kernels and run tests in them
     Vm(vm::Args),

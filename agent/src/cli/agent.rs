@@ -35,10 +35,10 @@ Examples:
   # On a node of a cluster, with the pod's service account
   sheave agent --node-name node-1
 
-  # The API server directly: its ClusterIP works only once sheave does
+  # With the API server's own address: its ClusterIP works only once sheave does
   sheave agent --kubeconfig /etc/kubernetes/kubelet.conf --api-server https://192.0.2.1:6443
 
-  # Without a cluster: Services, EndpointSlices and Nodes from YAML files, read again when they change
+  # Without a cluster: Services, EndpointSlices and Nodes from YAML files, reread when they change
   sheave agent --manifests ./manifests --node-name n1
 
   # A second node on the same host, for tests
@@ -48,28 +48,28 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct AgentArgs {
-    /// kube-proxy's KubeProxyConfiguration, or a file as --print-config prints it; flags come first
+    /// kube-proxy's KubeProxyConfiguration, or a file as printed by --print-config; flags take precedence
     #[arg(long, value_name = "FILE", help_heading = "Configuration")]
     config: Option<PathBuf>,
-    /// Print what holds and where each value comes from, then end. kube-proxy's flags are accepted, too
+    /// Print the resulting configuration and where each value comes from, then exit. Understands kube-proxy's flags too
     #[arg(long, help_heading = "Configuration")]
     print_config: bool,
     #[command(flatten)]
     kube_proxy: KubeProxyFlags,
 
-    /// Read Services, EndpointSlices and Nodes from the YAML files of this directory instead of a cluster
+    /// Read Services, EndpointSlices and Nodes from the YAML files in this directory instead of a cluster
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kubeconfig", "api_servers"], help_heading = "Source")]
     manifests: Option<PathBuf>,
     /// Credentials and address of the API server [default: the pod's service account]
     #[arg(long, value_name = "FILE", help_heading = "Source")]
     kubeconfig: Option<PathBuf>,
-    /// Address of the API server, in place of the kubeconfig's; several are tried in order
+    /// Address of the API server, overriding the kubeconfig's; several are tried in order
     #[arg(long = "api-server", value_name = "URL", value_delimiter = ',', value_parser = api_server, help_heading = "Source")]
     api_servers: Vec<http::Uri>,
     /// Name of this node's Node object [default: the host name in lower case]
     #[arg(long, value_name = "NAME", env = "NODE_NAME", help_heading = "Source")]
     node_name: Option<String>,
-    /// Services to leave alone
+    /// Services to ignore, because something else serves them
     #[arg(long, value_name = "NAMESPACE/NAME", value_delimiter = ',', value_parser = service_name, help_heading = "Source")]
     skip_services: Vec<ServiceName>,
 
@@ -78,54 +78,55 @@ pub struct AgentArgs {
     /// Root of the cgroup v2 tree whose sockets are translated [default: found in /proc/self/mountinfo]
     #[arg(long, value_name = "DIR", env = "SHEAVE_CGROUP_ROOT", help_heading = "Host")]
     cgroup_root: Option<PathBuf>,
-    /// Where to serve /healthz, /livez and /readyz; "" = nowhere
+    /// Where to serve /healthz, /livez and /readyz; "" turns it off
     #[arg(long, value_name = "ADDRESS[:PORT]", default_value = "0.0.0.0:10256", help_heading = "Host")]
     healthz_bind_address: String,
-    /// Where to serve /metrics; "" = nowhere
+    /// Where to serve /metrics; "" turns it off
     #[arg(long, value_name = "ADDRESS[:PORT]", default_value = "127.0.0.1:10249", help_heading = "Host")]
     metrics_bind_address: String,
-    /// Of how many Services, and of how many backends, the busiest ones, /metrics tells the live connections
+    /// How many Services, and how many backends, get a series of live connections in /metrics; the busiest come first
     #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Host")]
     max_metrics_series: usize,
 
-    /// How a backend is chosen, where a Service's annotation sheave.io/lb-algorithm does not say
+    /// How backends are chosen, unless a Service's annotation sheave.io/lb-algorithm says otherwise
     #[arg(long, value_enum, value_name = "NAME", default_value_t = AlgorithmArg::Random, help_heading = "Services")]
     lb_algorithm: AlgorithmArg,
-    /// Slots of a Maglev table: a prime, at best a hundred times the largest number of endpoints
+    /// Slots in a Maglev table: a prime, ideally a hundred times the largest number of endpoints
     #[arg(long, value_name = "PRIME", default_value = "16381", help_heading = "Services")]
     maglev_table_size: maglev::Size,
-    /// Node addresses on which NodePorts answer: primary (the Node object's), all, localhost, or those in networks
+    /// Node addresses on which NodePorts answer: primary (those in the Node object), all, localhost, or
+    /// those inside the given networks
     #[arg(long, value_name = "WHICH,…|CIDR,…", default_value = "primary", help_heading = "Services")]
     nodeport_addresses: NodePortAddresses,
-    /// Serve spec.externalIPs; false protects from CVE-2020-8554
+    /// Serve spec.externalIPs; false protects against CVE-2020-8554
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
     allow_service_external_ips: bool,
     /// Serve only externalIPs inside these networks
     #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
     external_ip_cidrs: Vec<IpNet>,
-    /// Refuse connections to ports of a ClusterIP that its Service does not have
+    /// Refuse connections to ports of a ClusterIP that its Service does not define
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
     refuse_unknown_ports: bool,
-    /// Networks that ClusterIPs come from, beside those of the cluster's ServiceCIDRs: connections to addresses in them
-    /// that no Service has meet silence instead of leaving the node
+    /// Networks that ClusterIPs come from, besides the cluster's ServiceCIDRs: connections to addresses in them that belong
+    /// to no Service are dropped instead of leaving the node
     #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
     service_cidrs: Vec<IpNet>,
-    /// NodePorts answer on 127.0.0.1 and ::1, for processes in the host's network namespace
+    /// Let NodePorts answer on 127.0.0.1 and ::1, for processes in the host's network namespace
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
     loopback_nodeports: bool,
 
-    /// Translate only sockets of the host's network namespace: for meshes and VMs that want to see the Service's address
+    /// Translate only sockets in the host's network namespace: for meshes and VMs that need to see the Service's address
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Sockets")]
     host_sockets_only: bool,
-    /// Refuse processes of this node to bind to a NodePort
+    /// Keep processes on this node from binding to a NodePort
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Sockets")]
     bind_protection: bool,
-    /// Close TCP connections to a removed backend too, not only UDP sockets
+    /// Close TCP connections to a removed backend as well, not only UDP sockets
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Sockets")]
     close_tcp: bool,
@@ -137,18 +138,18 @@ pub struct AgentArgs {
     #[command(flatten)]
     limits: LimitArgs,
 
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormatArg::Text, env = "SHEAVE_LOG_FORMAT",
           help_heading = "Logging")]
     log_format: LogFormatArg,
-    /// trace, debug, info, warn, error, or directives such as info,sheave_agent::source=debug
+    /// What is logged: trace, debug, info, warn, error, or directives such as info,sheave_agent::source=debug
     #[arg(long, value_name = "LEVEL", default_value = "info", env = "SHEAVE_LOG_LEVEL", help_heading = "Logging")]
     log_level: logging::Level,
 }
 
 /// Sizes of maps; each is named by the error and the metric of a full map.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Limits (entries of kernel maps, decided when the maps are made)")]
+#[command(next_help_heading = "Limits (entries in kernel maps, fixed when the maps are created)")]
 struct LimitArgs {
     /// Addresses and ports that Services answer on
     #[arg(long, value_name = "N", default_value_t = Limits::default().frontends, value_parser = limit())]
@@ -159,16 +160,16 @@ struct LimitArgs {
     /// Slots of all backend tables together
     #[arg(long, value_name = "N", default_value_t = Limits::default().slots, value_parser = limit())]
     max_table_slots: u32,
-    /// Clients with session affinity
+    /// Clients remembered for session affinity
     #[arg(long, value_name = "N", default_value_t = Limits::default().affinity, value_parser = limit())]
     max_affinity: u32,
     /// Peers that unconnected UDP sockets talk to
     #[arg(long, value_name = "N", default_value_t = Limits::default().peers, value_parser = limit())]
     max_peers: u32,
-    /// Networks of all loadBalancerSourceRanges together
+    /// Networks in all loadBalancerSourceRanges together
     #[arg(long, value_name = "N", default_value_t = Limits::default().source_ranges, value_parser = limit())]
     max_source_ranges: u32,
-    /// Entries of flows through the packet path: two a flow, or four when its client is hidden
+    /// Entries for flows on the packet path: two per flow, or four if its client is masqueraded
     #[arg(long, value_name = "N", default_value_t = Limits::default().conntrack, value_parser = limit())]
     max_conntrack: u32,
 }
@@ -299,7 +300,7 @@ fn bind_address(flag: &str, text: &str, port: u16) -> anyhow::Result<Option<Sock
     }
     let with_port = |_: AddrParseError| text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, port));
     let address = text.parse::<SocketAddr>().or_else(with_port);
-    address.map(Some).with_context(|| format!("{flag}: {text:?} is no address, nor an address and a port"))
+    address.map(Some).with_context(|| format!("{flag}: {text:?} is neither an address nor an address and a port"))
 }
 
 fn api_server(text: &str) -> Result<http::Uri, String> {

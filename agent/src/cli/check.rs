@@ -22,7 +22,7 @@ use crate::{
 };
 
 const EXAMPLES: &str = "\
-Nothing is changed. The exit code is 1 when something is missing without which the agent would not start.
+Changes nothing. The exit code is 1 if something is missing that the agent cannot start without.
 
 Examples:
   sheave check
@@ -32,15 +32,15 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CheckArgs {
-    /// Output format; table = a page for people
+    /// Output format; table is a page to read
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
     host: HostArgs,
-    /// Root of the cgroup v2 tree that the agent would be given [default: found in /proc/self/mountinfo]
+    /// Root of the cgroup v2 tree, as given to the agent [default: found in /proc/self/mountinfo]
     #[arg(long, value_name = "DIR", env = "SHEAVE_CGROUP_ROOT", help_heading = "Host")]
     cgroup_root: Option<PathBuf>,
-    /// Ports that hide clients, as the agent would be given them
+    /// Source ports for masqueraded clients, as given to the agent
     #[arg(long, value_name = "FIRST-LAST", default_value = SNAT_PORTS, value_parser = snat_ports)]
     snat_ports: (u16, u16),
 }
@@ -74,9 +74,9 @@ impl CheckArgs {
 
 fn running(holder: Option<u32>) -> Finding {
     let found = match holder {
-        None => "none runs with this run directory".to_owned(),
-        Some(0) => "one runs".to_owned(),
-        Some(pid) => format!("one runs, pid {pid}"),
+        None => "none is running with this run directory".to_owned(),
+        Some(0) => "one is running".to_owned(),
+        Some(pid) => format!("one is running, pid {pid}"),
     };
     Finding { name: "agent".to_owned(), status: Grade::Ok, found, advice: None }
 }

@@ -16,25 +16,25 @@ use crate::{
 };
 
 const EXAMPLES: &str = "\
-Services stop working on this node until another proxy serves them; open connections go on. It may be run again at any \
-time, and after a crash in the middle.
+Services stop working on this node until another proxy serves them; open connections continue. It is safe to run again \
+at any time, even after it was interrupted.
 
 Examples:
   sheave cleanup --dry-run
   sheave cleanup
-  sheave cleanup --kube-proxy --dry-run   # what kube-proxy left; open connections outlive its rules";
+  sheave cleanup --kube-proxy --dry-run   # what kube-proxy left behind; open connections outlive its rules";
 
 /// Flags of `sheave cleanup`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CleanupArgs {
-    /// Only say what would be removed
+    /// Only print what would be removed
     #[arg(long)]
     dry_run: bool,
-    /// Then stay until told to stop: a DaemonSet that cleans every node is ready when all of them are clean
+    /// Keep running afterwards, until told to stop: a DaemonSet that cleans every node is ready when all of them are clean
     #[arg(long, conflicts_with = "dry_run")]
     stay: bool,
-    /// Remove what a kube-proxy that was stopped has left on this node, and nothing of sheave's
+    /// Remove what a stopped kube-proxy left on this node, and nothing of sheave's
     #[arg(long, conflicts_with = "stay")]
     kube_proxy: bool,
     #[command(flatten)]
@@ -52,7 +52,7 @@ impl CleanupArgs {
         if let Some(pid) = holder.filter(|_| !self.dry_run) {
             let pid = if pid == 0 { String::new() } else { format!(" (pid {pid})") };
             bail!(Refused(format!(
-                "an agent{pid} runs with {} or {}; stop it first: it would put everything back",
+                "an agent{pid} is running with {} or {}; stop it first, or it would put everything back",
                 paths.run_dir.display(),
                 paths.bpffs.display()
             )));
@@ -68,7 +68,9 @@ impl CleanupArgs {
 
     fn remove_kube_proxy(&self, paths: &HostPaths) -> anyhow::Result<()> {
         if let Some(mode) = takeover::running().filter(|_| !self.dry_run) {
-            bail!(Refused(format!("kube-proxy runs, in {mode} mode, and would put everything back: stop it first")));
+            bail!(Refused(format!(
+                "kube-proxy is running, in {mode} mode; stop it first, or it would put everything back"
+            )));
         }
         let leftovers = Leftovers::find(paths)?;
         if !self.dry_run {

@@ -35,8 +35,8 @@ pub enum LbCommand {
 }
 
 const LIST_EXAMPLES: &str = "\
-SCOPE says whose traffic a line decides: that of clients in the cluster (internal), outside it (external), or both.
-WEIGHT is a backend's share of the slots that a new connection chooses among. CONNECTIONS counts sockets of this node.
+SCOPE says which clients a line is about: those in the cluster (internal), outside it (external), or both. WEIGHT is the
+backend's share of the slots that new connections choose from. CONNECTIONS counts sockets on this node.
 
 Examples:
   sheave lb list
@@ -48,13 +48,13 @@ Examples:
 /// Flags of `sheave lb list`.
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// One line for every frontend [default: one for every frontend and backend]
+    /// One line per frontend [default: one per frontend and backend]
     #[arg(long)]
     frontends: bool,
-    /// One line for every backend
+    /// One line per backend
     #[arg(long)]
     backends: bool,
-    /// The flows of clients outside this node instead: one line for each
+    /// Flows of clients outside this node instead, one line per flow
     #[arg(long, conflicts_with_all = ["frontends", "backends"])]
     conntrack: bool,
     /// Only flows of clients in this network
@@ -62,7 +62,7 @@ pub struct ListArgs {
     client: Option<IpNet>,
     #[command(flatten)]
     namespace: NamespaceArgs,
-    /// Only Services with these labels, as with `svc list`; the agent must run, since the kernel knows no labels
+    /// Only Services with these labels, as with `svc list`; needs a running agent, since the kernel knows no labels
     #[arg(short = 'l', long, value_name = "SELECTOR")]
     selector: Option<Selector>,
     #[command(flatten)]

@@ -26,7 +26,7 @@ pub enum Output {
     Json,
     /// YAML: items: [...]
     Yaml,
-    /// Names only, one a line
+    /// Names only, one per line
     Name,
 }
 
@@ -36,10 +36,10 @@ pub struct FormatArgs {
     /// Output format
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     pub output: Output,
-    /// Print again what changes; as JSON or YAML, one document for every change
+    /// Keep running and print what changes; as JSON or YAML, one document per change
     #[arg(short, long)]
     pub watch: bool,
-    /// Leave out the line of headings
+    /// Leave out the header line
     #[arg(long)]
     pub no_headers: bool,
 }
@@ -51,7 +51,7 @@ pub struct NamespaceArgs {
     /// Only this namespace [default: all of them]
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// All namespaces: the default, accepted as kubectl's habit; wins over --namespace
+    /// All namespaces: the default, accepted for the sake of kubectl habits; overrides --namespace
     #[arg(short = 'A', long)]
     all_namespaces: bool,
 }

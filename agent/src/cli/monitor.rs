@@ -25,9 +25,9 @@ use crate::{
 };
 
 const EXAMPLES: &str = "\
-A line for each connection that is opened, and for each packet, connect or datagram that is refused or dropped; later \
-packets of a connection are not told. REASON is a counter of `sheave status` and the metrics. While nobody reads, the \
-programs write nothing; one `sheave monitor` a node can read at a time. Times are in UTC.
+Prints a line for each connection that is opened, and for each packet, connect or datagram that is refused or dropped, \
+but not for later packets of a connection. REASON is a counter in `sheave status` and the metrics. The programs write \
+records only while somebody reads them, and only one `sheave monitor` per node can read at a time. Times are in UTC.
 
 Examples:
   sheave monitor
@@ -39,20 +39,20 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct MonitorArgs {
-    /// Only Services of this name: NAME, or NAMESPACE/NAME as `svc list -o name` prints
+    /// Only Services of this name: NAME, or NAMESPACE/NAME as printed by `svc list -o name`
     service: Option<String>,
     #[command(flatten)]
     namespace: NamespaceArgs,
     /// Only what is not forwarded
     #[arg(long)]
     drops: bool,
-    /// End after so many lines
+    /// Exit after N lines
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// Output format
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Table)]
     output: Format,
-    /// Leave out the line of headings
+    /// Leave out the header line
     #[arg(long)]
     no_headers: bool,
     #[command(flatten)]
@@ -66,7 +66,7 @@ enum Format {
     Table,
     /// More columns
     Wide,
-    /// JSON: one object a line
+    /// JSON: one object per line
     Json,
 }
 

@@ -15,52 +15,52 @@ pub const SNAT_PORTS: &str = "10000-29999";
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Packets")]
 pub struct PacketArgs {
-    /// Translate packets: for clients outside this node, and pods whose sockets are not the host's
+    /// Translate packets: for clients outside this node, and for pods whose sockets the host's kernel does not see
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
     packet_path: bool,
-    /// Network devices that clients outside the node come through [default: network cards, and whatever has a default
-    /// route]
+    /// Network devices that outside clients come in through [default: network cards, and every device with a default route]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     devices: Vec<String>,
-    /// Translate what pods send packet by packet too. auto: while there is an SCTP Service, for whose sockets the kernel
-    /// has no hook, and with --host-sockets-only; on: also for pods whose sockets the host's kernel does not see (Kata,
-    /// gVisor, virtual machines)
+    /// Translate what pods send packet by packet too. auto: while there is an SCTP Service, since the kernel has no hook
+    /// for SCTP sockets, and with --host-sockets-only; on: always, for pods whose sockets the host's kernel does not see
+    /// (Kata, gVisor, virtual machines)
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = PodPacketsArg::Auto, num_args = 0..=1,
           require_equals = true, default_missing_value = "on")]
     pod_packets: PodPacketsArg,
-    /// Put programs on devices by tcx where the kernel has it, or always as filters of a clsact qdisc
+    /// How to attach programs to devices: with tcx where the kernel has it, or always as filters of a clsact qdisc
     #[arg(long, value_enum, value_name = "HOW", default_value_t = AttachArg::Auto)]
     tc_attach: AttachArg,
-    /// Which clients are pods: those with addresses in the cluster's pod networks, or in this node's; those behind a
-    /// bridge, or behind devices named alike; or none
+    /// Which clients count as pods: those with addresses in the cluster's pod networks, or only in this node's; those behind
+    /// a bridge, or behind devices with a common name prefix; or none
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = DetectArg::Cluster)]
     detect_pods: DetectArg,
-    /// The cluster's pod networks [default: those of all Nodes]
+    /// The cluster's pod networks [default: the pod CIDRs of all Nodes]
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     cluster_cidr: Vec<IpNet>,
-    /// With --detect-pods=bridge, the bridge
+    /// The bridge for --detect-pods=bridge
     #[arg(long, value_name = "NAME", required_if_eq("detect_pods", "bridge"))]
     pod_bridge_interface: Option<String>,
-    /// With --detect-pods=prefix, how the names of pods' devices begin
+    /// The prefix of pods' device names for --detect-pods=prefix
     #[arg(long, value_name = "PREFIX", required_if_eq("detect_pods", "prefix"))]
     pod_interface_name_prefix: Option<String>,
-    /// Answer pings of ClusterIPs, load balancers' and external addresses that come from outside this node
+    /// Answer pings from outside this node to ClusterIPs, load-balancer and external addresses
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
     answer_pings: bool,
-    /// Hide every client of a ClusterIP from the backend, pods too
+    /// Masquerade every client of a ClusterIP, pods included
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
     masquerade_all: bool,
-    /// With externalTrafficPolicy Cluster, show the client's address to backends on the node that it came to
+    /// With externalTrafficPolicy Cluster, keep the client's address if the backend is on the node that got the packet
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
     preserve_client_ip_for_local_backends: bool,
-    /// Ports that hide clients; apart from NodePorts and from the host's own (net.ipv4.ip_local_port_range)
+    /// Source ports for masqueraded clients; keep them apart from NodePorts and from ephemeral ports
+    /// (net.ipv4.ip_local_port_range)
     #[arg(long, value_name = "FIRST-LAST", default_value = SNAT_PORTS, value_parser = snat_ports)]
     snat_ports: (u16, u16),
-    /// The first of two neighbouring bits of the packet mark, for use between ingress and egress
+    /// First of two adjacent bits of the packet mark, used between ingress and egress
     #[arg(long, value_name = "N", default_value_t = PacketSwitches::default().mark_bit,
           value_parser = clap::value_parser!(u8).range(0..=30))]
     mark_bit: u8,

@@ -78,7 +78,7 @@ fn requirement(text: &str) -> Result<Requirement, String> {
     };
     let key = key.trim();
     if key.is_empty() || !key.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c)) {
-        return Err(format!("{text:?}: {key:?} is no label key"));
+        return Err(format!("{text:?}: {key:?} is not a label key"));
     }
     Ok(Requirement { key: key.to_owned(), condition })
 }
@@ -89,7 +89,7 @@ fn one(text: &str) -> Result<String, String> {
     if value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         return Ok(value.to_owned());
     }
-    Err(format!("{value:?} is no label value"))
+    Err(format!("{value:?} is not a label value"))
 }
 
 #[cfg(test)]

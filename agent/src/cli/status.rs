@@ -12,7 +12,7 @@ use crate::{
 };
 
 const EXAMPLES: &str = "\
-The exit code is 0 when the agent answers, well or not: for probes there is /readyz.
+The exit code is 0 if the agent answers, healthy or not; for probes there is /readyz.
 
 Examples:
   sheave status
@@ -22,7 +22,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct StatusArgs {
-    /// Output format; table = a page for people
+    /// Output format; table is a page to read
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]

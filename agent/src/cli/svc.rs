@@ -19,7 +19,7 @@ use crate::{
 /// `sheave svc …`
 #[derive(Debug, Subcommand)]
 pub enum SvcCommand {
-    /// List Services, one line for every address and port they answer on
+    /// List Services, one line for each address and port they answer on
     #[command(alias = "ls", after_help = LIST_EXAMPLES)]
     List(ListArgs),
     /// Show one Service with its backends
@@ -28,7 +28,7 @@ pub enum SvcCommand {
 }
 
 const LIST_EXAMPLES: &str = "\
-READY counts endpoints that are ready, of all in any slice. PROGRAMMED says whether the kernel has exactly this.
+READY is the number of ready endpoints, out of all in any slice. PROGRAMMED says whether the kernel has exactly this.
 
 Examples:
   sheave svc list
@@ -59,12 +59,12 @@ pub struct ListArgs {
 /// Flags of `sheave svc get`.
 #[derive(Debug, Args)]
 pub struct GetArgs {
-    /// NAME, or NAMESPACE/NAME as `svc list -o name` prints
+    /// NAME, or NAMESPACE/NAME as printed by `svc list -o name`
     name: String,
-    /// Its namespace; needed only when several have a Service of that name
+    /// Its namespace; only needed if several namespaces have a Service of that name
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Output format; table = a page for people
+    /// Output format; table is a page to read
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -112,7 +112,7 @@ impl GetArgs {
         let mut found = block_on(client.services(&filter))?;
         if found.items.len() > 1 {
             let names = services::names(&found);
-            bail!("{name:?} is a Service in several namespaces, name one with -n:\n{}", names.trim_end());
+            bail!("{name:?} is a Service in several namespaces; choose one with -n:\n{}", names.trim_end());
         }
         let service = found.items.pop().with_context(|| match &filter.namespace {
             Some(namespace) => format!("namespace {namespace:?} has no Service {name:?}"),
