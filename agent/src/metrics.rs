@@ -1,5 +1,5 @@
-//! What a scraper sees: kube-proxy's names wherever they do not depend on a back end, so that
-//! dashboards and alerts keep working, and ours under `sheave_`.
+//! What a scraper sees: kube-proxy's names wherever they do not depend on its mode, so that dashboards and alerts keep
+//! working, and our own under `sheave_`.
 //!
 //! Two kinds: [`Metrics`] are written as things happen; a [`Snapshot`] is taken from the engine when somebody asks.
 
@@ -113,48 +113,52 @@ impl Metrics {
         ];
         let build = Family::<[(&str, String); 5], Gauge>::default();
         build.get_or_create(&labels).set(1);
-        registry.register("kubernetes_build_info", "Version of this program, where Kubernetes' dashboards look", build);
+        registry.register(
+            "kubernetes_build_info",
+            "Version of this program, where Kubernetes dashboards look for it",
+            build,
+        );
 
         registry.register(
             "rest_client_requests",
-            "Requests to the API server; the code is <error> where there was no answer",
+            "Requests to the API server; the code is <error> if there was no answer",
             self.requests.clone(),
         );
         registry.register(
             "rest_client_request_duration_seconds",
-            "How long the API server took to begin its answer",
+            "Time until the API server began to answer",
             self.request_duration.clone(),
         );
 
         let registry = registry.sub_registry_with_prefix("kubeproxy");
         registry.register(
             "sync_proxy_rules_duration_seconds",
-            "How long passes took that plan and write what changed",
+            "Duration of passes that plan and write what changed",
             self.sync.clone(),
         );
         registry.register(
             "sync_full_proxy_rules_duration_seconds",
-            "How long passes over all Services took",
+            "Duration of passes over all Services",
             self.sync_full.clone(),
         );
         registry.register(
             "sync_partial_proxy_rules_duration_seconds",
-            "How long passes over nothing but what changed took",
+            "Duration of passes over what changed only",
             self.sync_partial.clone(),
         );
         registry.register(
             "sync_proxy_rules_last_timestamp_seconds",
-            "When a pass last succeeded, Unix time",
+            "Unix time at which a pass last succeeded",
             self.last_finished.clone(),
         );
         registry.register(
             "sync_proxy_rules_last_queued_timestamp_seconds",
-            "When a pass was last asked for, Unix time",
+            "Unix time at which a pass was last requested",
             self.last_requested.clone(),
         );
         registry.register(
             "network_programming_duration_seconds",
-            "From the change of a pod or Service, as the EndpointSlice's annotation dates it, to the kernel",
+            "Time from the change of a pod or Service, as dated by the EndpointSlice's annotation, until it is in the kernel",
             self.programming.clone(),
         );
         registry.register(
@@ -175,12 +179,12 @@ impl Metrics {
         registry.register("sync_proxy_rules_service_changes", "Changes of Services seen", self.service_changes.clone());
         registry.register(
             "conntrack_reconciler_sync_duration_seconds",
-            "How long it took to look through the flow table of the packet path",
+            "Time that a pass over the packet path's flow table took",
             self.conntrack_sync.clone(),
         );
         registry.register(
             "conntrack_reconciler_deleted_entries",
-            "Entries of flows that were over, or led to a backend that is gone",
+            "Entries removed because the flow had ended, or its backend was gone",
             self.conntrack_deleted.clone(),
         );
         registry.register("proxy_healthz", "Answers of /healthz, by code", self.healthz.clone());
@@ -195,7 +199,7 @@ impl Metrics {
         registry.register("build_info", "Version of this program and of its map layout", build);
         registry.register(
             "reconcile_duration_seconds",
-            "How long passes took, in finer steps than kube-proxy's",
+            "Duration of passes, in finer steps than kube-proxy's",
             self.reconcile.clone(),
         );
         registry.register(
@@ -205,17 +209,17 @@ impl Metrics {
         );
         registry.register(
             "conntrack_entries",
-            "Entries of flows through the packet path, when they were last looked through",
+            "Entries in the packet path's flow table, as of the last pass over it",
             self.flows.clone(),
         );
         registry.register(
             "conntrack_capacity",
-            "Entries that there is room for; new flows push out old ones beyond that",
+            "Entries that the flow table can hold; beyond that, new flows evict old ones",
             self.flow_capacity.clone(),
         );
         registry.register(
             "conntrack_collected",
-            "Entries taken away because their flow was over",
+            "Entries removed because their flow had ended",
             self.collected_flows.clone(),
         );
     }

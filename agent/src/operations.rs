@@ -33,15 +33,15 @@ const HEAD: &str = "\
 
 Every flag, port, metric, exit code and file of the agent. `cargo xtask docs` writes this page from the code.
 
-- `sheave status` says at a glance whether a node is well, `sheave svc list` what it should do, `sheave lb list` what its
-  kernel does, `sheave monitor` what happens to connections. The last two work while the agent is down.
-- SIGTERM and SIGINT end the agent. What it put into the kernel stays and goes on working; the next agent adopts it.
-- Logs go to stderr, a line for each thing that an operator may want to act on; nothing for each packet or object. A
-  complaint is made once for as long as it stays the same.
-- A manifest counts when its writer has closed it, renamed it into place, or been quiet for half a minute; an empty one
-  only when it is closed. Until then, and while it cannot be read, what it said before counts, and `status` says so.
-- A full map is named in the log, in `status` and by `sheave_map_pressure`; what fits works. Raise its flag and start
-  the agent anew.
+- `sheave status` shows at a glance whether a node is healthy, `sheave svc list` what it should do, `sheave lb list` what
+  its kernel does, and `sheave monitor` what happens to connections. The last two work while the agent is down.
+- SIGTERM and SIGINT stop the agent. What it put into the kernel stays and keeps working; the next agent adopts it.
+- Logs go to stderr: a line for anything that an operator may want to act on, nothing per packet or per object. A
+  complaint that does not change is not repeated.
+- A manifest takes effect once its writer has closed it, renamed it into place, or been quiet for half a minute; an empty
+  one only once it is closed. Until then, and while it cannot be read, its previous content counts, and `status` says so.
+- When a map is full, the log, `status` and `sheave_map_pressure` name it, and whatever fits keeps working. Raise its flag
+  and restart the agent.
 ";
 
 fn page() -> String {
@@ -69,40 +69,40 @@ fn endpoints(p: &mut String) {
         [
             "--healthz-bind-address",
             "/healthz",
-            "200 or 503 and JSON as kube-proxy 1.36's: should a load balancer send traffic to this node? Not while work \
-             is older than a minute, the Node is being deleted or bears the cluster autoscaler's taint",
+            "200 or 503 with kube-proxy 1.36's JSON: should a load balancer send traffic to this node? Not while changes \
+             have been waiting for more than a minute, the Node is being deleted, or it has the cluster autoscaler's taint",
         ],
-        ["", "/livez", "the same without the Node: does the agent work?"],
-        ["", "/readyz", "200 once everything that was listed at the start is in the kernel"],
+        ["", "/livez", "the same, whatever the Node says: does the agent work?"],
+        ["", "/readyz", "200 once everything listed at the start is in the kernel"],
         ["--metrics-bind-address", "/metrics", "[metrics](#metrics) in Prometheus' text format"],
-        ["", "/metrics/slis", "how often `/healthz` below was asked, as of every Kubernetes component"],
+        ["", "/metrics/slis", "how often `/healthz` below was asked, as in every Kubernetes component"],
         ["", "/healthz", "ok"],
-        ["", "/proxyMode", "sheave: an own name, so that nobody mistakes it for a mode of kube-proxy"],
-        ["", "/configz", "every value and where it came from, JSON"],
+        ["", "/proxyMode", "`sheave`, a name of its own, so that nobody mistakes it for one of kube-proxy's modes"],
+        ["", "/configz", "every setting and where its value came from, as JSON"],
         [
             "healthCheckNodePort",
             "any",
-            "200 or 503, JSON and `X-Load-Balancing-Endpoint-Weight`: how many ready endpoints the Service has here",
+            "200 or 503, JSON and `X-Load-Balancing-Endpoint-Weight`: the number of ready endpoints that the Service has on this node",
         ],
     ] {
         row(p, &[&code(at), &code(path), answer]);
     }
     p.push_str(
-        "\nA bind address of 0.0.0.0 or [::] answers on both families. A port that is taken, by kube-proxy say, is waited \
-         for.\nA healthCheckNodePort is served on the addresses of `--nodeport-addresses`.\n",
+        "\nA bind address of 0.0.0.0 or [::] answers on both families. If a port is taken, for instance by kube-proxy, the \
+         agent\nwaits for it. A healthCheckNodePort is served on the addresses of `--nodeport-addresses`.\n",
     );
 }
 
 fn files(p: &mut String) {
     let paths = HostPaths::default();
     let pins = Pins::below(&paths.bpffs);
-    section(p, "Files and directories", &["path", "what", "goes with"]);
+    section(p, "Files and directories", &["path", "what", "removed by"]);
     let mut file = |path: &Path, what: &str, goes: &str| row(p, &[&code(&path.display().to_string()), what, goes]);
-    file(&paths.socket(), "the socket that `svc` and `status` ask; root only", "the agent");
-    file(&paths.lock(), "locked while an agent runs", "never; a dead agent's is free");
+    file(&paths.socket(), "the socket that `svc` and `status` talk to; root only", "the next agent, `sheave cleanup`");
+    file(&paths.lock(), "locked while an agent runs; free when it dies", "`sheave cleanup`");
     file(&pins.maps(), "pinned maps, see [map-abi.md](map-abi.md); root only", "`sheave cleanup`, a reboot");
-    file(&pins.links(), "pinned links: what keeps the programs attached", "`sheave cleanup`, a reboot");
-    p.push_str("\n`--run-dir` and `--bpffs` move them; two agents with different ones are two nodes.\n");
+    file(&pins.links(), "pinned links, which keep the programs attached", "`sheave cleanup`, a reboot");
+    p.push_str("\n`--run-dir` and `--bpffs` move them. Two agents on one host need different ones, like two nodes.\n");
 }
 
 fn flags(p: &mut String) {
@@ -119,8 +119,8 @@ fn flags(p: &mut String) {
     }
     p.push_str("\n## Flags of `sheave agent`\n\n");
     p.push_str(
-        "A flag comes before its environment variable, before [kube-proxy's flags](#kube-proxys-configuration), before\n\
-         `--config`. `--print-config` shows what holds and why.\n",
+        "A flag takes precedence over its environment variable, that over\n\
+         [kube-proxy's flags](#kube-proxys-configuration), and those over `--config`. `--print-config` shows the result.\n",
     );
     for (heading, args) in by_heading {
         let _ = write!(p, "\n### {heading}\n\n| flag | default | environment | meaning |\n|---|---|---|---|\n");
@@ -158,7 +158,7 @@ fn kube_proxy(p: &mut String) {
         row(p, &[&flag.unwrap_or_default(), &fields.join(", "), &here]);
     }
     p.push_str(
-        "\nFlags that are spelt alike mean the same. A file of ours has the flags as fields (`nodeName` for `--node-name`),\n\
+        "\nFlags that are spelt alike mean the same. A file of sheave's own has the flags as fields (`nodeName` for `--node-name`),\n\
          `apiVersion: sheave.io/v1alpha1` and `kind: AgentConfiguration`; `--print-config` prints one.\n",
     );
 }
@@ -183,8 +183,8 @@ fn metrics(p: &mut String) {
         row(p, &[&code(name), kind, &labels.join(", "), help.get(name).copied().unwrap_or_default()]);
     }
     p.push_str(
-        "\n`kubeproxy_…` are kube-proxy's, with its meaning; both families are written together, so both show the same.\n\
-         Those of kube-proxy that belong to iptables, ipvs, nftables or netfilter's connection tracking do not exist.\n",
+        "\n`kubeproxy_…` metrics mean what they mean in kube-proxy. Both families are written together, so both show the same.\n\
+         Those about iptables, ipvs, nftables or netfilter's connection tracking do not exist here.\n",
     );
 }
 

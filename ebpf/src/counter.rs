@@ -33,15 +33,15 @@ counters! {
     SocketSend = 1, "socket_send";
     /// A connect or datagram was refused: no endpoint anywhere.
     SocketReject = 2, "socket_reject";
-    /// A connect or datagram met a Local policy without local endpoint: sent into silence.
+    /// A connect or datagram met a Local policy without a local endpoint: dropped silently.
     SocketDrop = 3, "socket_drop";
-    /// A client outside loadBalancerSourceRanges dialled.
+    /// A client outside loadBalancerSourceRanges tried to connect: dropped silently.
     SocketSourceRange = 4, "socket_source_range";
-    /// An unknown port of a ClusterIP was dialled.
+    /// A connect or datagram went to an unknown port of a ClusterIP: refused.
     SocketUnknownPort = 5, "socket_unknown_port";
-    /// The word, slot or backend behind a frontend was missing: a defect, left untranslated.
+    /// A part of the tables behind a frontend was missing, which is a bug: left untranslated.
     SocketBroken = 6, "socket_broken";
-    /// Socket storage could not be had: getpeername will show the backend.
+    /// Socket storage could not be allocated: getpeername will show the backend.
     SocketNoStorage = 7, "socket_no_storage";
     /// The peer table refused an entry: recvmsg will show the backend.
     SocketNoPeer = 8, "socket_no_peer";
@@ -49,37 +49,37 @@ counters! {
     BindRefused = 9, "bind_refused";
     /// The affinity table refused an entry.
     AffinityFull = 10, "affinity_full";
-    /// An address of a service CIDR was dialled that no Service has.
+    /// A connect or datagram went to an address in a service CIDR that no Service has: dropped silently.
     SocketUnknownAddress = 11, "socket_unknown_address";
     /// A flow of packets was sent to a backend.
     PacketForward = 16, "packet_forward";
     /// A packet was refused: no endpoint anywhere.
     PacketReject = 17, "packet_reject";
-    /// A packet met a Local policy without local endpoint: dropped.
+    /// A packet met a Local policy without a local endpoint: dropped.
     PacketDrop = 18, "packet_drop";
-    /// A packet from a client outside loadBalancerSourceRanges: dropped.
+    /// A packet came from a client outside loadBalancerSourceRanges: dropped.
     PacketSourceRange = 19, "packet_source_range";
     /// A packet to an unknown port of a ClusterIP was refused.
     PacketUnknownPort = 20, "packet_unknown_port";
-    /// The word, slot or backend behind a frontend was missing: a defect, left untranslated.
+    /// A part of the tables behind a frontend was missing, which is a bug: left untranslated.
     PacketBroken = 21, "packet_broken";
-    /// No free port to hide a client behind: dropped. Widen --snat-ports.
+    /// No free port was left to masquerade a client: dropped. Widen --snat-ports.
     SnatExhausted = 22, "snat_exhausted";
-    /// The leaving device has no address to hide a client behind: dropped.
+    /// The outgoing device has no address to masquerade a client: dropped.
     SnatNoAddress = 23, "snat_no_address";
     /// The flow table refused an entry: dropped.
     ConntrackFull = 24, "conntrack_full";
-    /// A packet that could not be rewritten: dropped.
+    /// A packet could not be rewritten: dropped.
     PacketMalformed = 25, "packet_malformed";
-    /// SCTP to a target port that is not the Service's port, or whose port was taken: dropped.
+    /// An SCTP packet needed a change of port, which its checksum does not allow: dropped.
     PacketSctpPort = 26, "packet_sctp_port";
-    /// A client and port that already talk to the chosen backend through another address: dropped.
+    /// The client already talks to the chosen backend from this port through another address: dropped.
     PacketClash = 28, "packet_clash";
-    /// A packet to an address of a service CIDR that no Service has: dropped.
+    /// A packet went to an address in a service CIDR that no Service has: dropped.
     PacketUnknownAddress = 29, "packet_unknown_address";
     /// A ping of a virtual address was answered.
     PacketPing = 30, "packet_ping";
-    /// A record for `sheave monitor` found no room: its reader was too slow.
+    /// A record for `sheave monitor` was lost because its reader was too slow.
     EventLost = 40, "event_lost";
 }
 

@@ -23,7 +23,7 @@ impl Collector for Process {
         gauge("process_resident_memory_bytes", "Memory in use", resident())?;
         gauge("process_open_fds", "File descriptors in use", open_files())?;
         if let Some(seconds) = cpu_seconds() {
-            let help = "Processor time used";
+            let help = "CPU time used, in seconds";
             let metric = encoder.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?;
             ConstCounter::new(seconds).encode(metric)?;
         }

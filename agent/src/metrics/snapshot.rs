@@ -83,20 +83,24 @@ impl Collector for Snapshot {
 
         page.gauge("sheave_ready", "1 once the first full pass is in the kernel", f64::from(u8::from(*is_ready)))?;
         page.gauge("sheave_services", "Services known, handled or not", status.services as f64)?;
-        page.gauge("sheave_frontends", "Addresses and ports wanted", status.frontends as f64)?;
-        let help = "Addresses and ports that the kernel has as wanted";
+        page.gauge("sheave_frontends", "Addresses and ports that Services should answer on", status.frontends as f64)?;
+        let help = "Addresses and ports that the kernel has exactly as wanted";
         page.gauge("sheave_frontends_programmed", help, status.frontends_programmed as f64)?;
         page.gauge("sheave_backends", "Backends of all Services", status.backends as f64)?;
         let complaints = status.problems.len() + status.warnings.len();
-        page.gauge("sheave_problems", "Things that `sheave status` complains about", complaints as f64)?;
+        page.gauge("sheave_problems", "Problems that `sheave status` reports", complaints as f64)?;
         let in_step = f64::from(u8::from(status.source_problems.is_empty()));
-        let help = "1 while what the source told is up to date";
+        let help = "1 while the agent is up to date with its source";
         page.gauges("sheave_source_in_step", help, [([("source", status.source.as_str())], in_step)])?;
         let features = status.features.iter().map(|feature| {
             let is_there = f64::from(u8::from(feature.available));
             ([("feature", feature.name.as_str())], is_there)
         });
-        page.gauges("sheave_kernel_feature", "1 where the kernel has it, 0 where the agent does without", features)?;
+        page.gauges(
+            "sheave_kernel_feature",
+            "1 if the kernel has the feature, 0 if the agent does without it",
+            features,
+        )?;
 
         let of_maps =
             |value: fn(&MapView) -> f64| status.maps.iter().map(move |map| ([("map", map.name.as_str())], value(map)));
@@ -107,17 +111,21 @@ impl Collector for Snapshot {
         let resting = resting.iter().map(|(kind, count)| ([("kind", *kind)], *count as f64));
         page.gauges(
             "sheave_resting_entries",
-            "Entries that are freed, but perhaps still in a connection's hands",
+            "Entries that are freed, but may still be used by a connection",
             resting,
         )?;
         let events = status.counters.iter().map(|(event, count)| ([("event", event.as_str())], *count));
-        page.counters("sheave_datapath_events", "What the programs did, by outcome", events)?;
+        page.counters(
+            "sheave_datapath_events",
+            "What the programs did with connections and packets, by outcome",
+            events,
+        )?;
         let repairs = status.repairs.iter().map(|(part, count)| ([("part", part.as_str())], *count));
-        page.counters("sheave_repairs", "Things taken away behind the agent's back and put back", repairs)?;
+        page.counters("sheave_repairs", "Things that somebody else removed and the agent put back", repairs)?;
 
         page.gauge(
             "sheave_connections",
-            "Live connections of this node's sockets, all together",
+            "Live connections of this node's sockets, in total",
             connections.total as f64,
         )?;
         let services = connections.services.iter().map(|(group, count)| (labels(group), *count as f64));

@@ -86,7 +86,7 @@ mod tests {
             table(&[event, dialled], true).text(),
             "\
 TIME           VERDICT   PROTOCOL   CLIENT                FRONTEND           BACKEND              SERVICE    REASON           MEANING
-03:04:05.678   drop      TCP        198.51.100.10:40000   192.0.2.11:30080   -                    shop/web   packet_drop      A packet met a Local policy without local endpoint: dropped.
+03:04:05.678   drop      TCP        198.51.100.10:40000   192.0.2.11:30080   -                    shop/web   packet_drop      A packet met a Local policy without a local endpoint: dropped.
 03:04:05.678   forward   TCP        cu\u{fffd}rl[7]              192.0.2.11:30080   [2001:db8::1]:8080   shop/web   socket_connect   A connect was sent to a backend.
 "
         );

@@ -40,7 +40,7 @@ pub fn page(status: &StatusView, colours: bool) -> String {
             let _ = write!(page, "\n{title}:\n{lines}");
         }
     }
-    let counts = [("COUNTER", &status.counters), ("TAKEN AWAY AND PUT BACK", &status.repairs)];
+    let counts = [("COUNTER", &status.counters), ("REPAIRS", &status.repairs)];
     let [counters, repairs] = counts.map(|(heading, counts)| counters(heading, counts));
     for table in [maps(&status.maps), features(&status.features), counters, repairs] {
         if !table.rows.is_empty() {
