@@ -12,7 +12,7 @@ use crate::datapath::probe::{Capabilities, Facts, KernelVersion, Supported, find
 pub enum Grade {
     /// As it should be.
     Ok,
-    /// The agent runs, but something is worse than it could be.
+    /// The agent runs, but something could be better.
     Warn,
     /// The agent would refuse to start.
     Fail,
@@ -56,7 +56,7 @@ pub struct Plan<'a> {
     pub bpffs: &'a Path,
     /// Where to attach; `None` = found.
     pub cgroup_root: Option<&'a Path>,
-    /// First and last port that hides clients; `None` = there is no packet path.
+    /// First and last port that masquerades clients; `None` = there is no packet path.
     pub snat_ports: Option<(u16, u16)>,
 }
 
@@ -158,8 +158,8 @@ fn cgroup(facts: &Facts, told: Option<&Path>) -> Finding {
         return Finding::fail(
             NAME,
             "not mounted",
-            "mount it, mount -t cgroup2 none /run/sheave-cgroup2, and name it with --cgroup-root; cgroup v1 alone has no \
-             place for our programs",
+            "mount -t cgroup2 none /run/sheave-cgroup2, and name it with --cgroup-root; the programs cannot be attached to \
+             cgroup v1",
         );
     };
     let shown = root.display();
@@ -214,17 +214,21 @@ fn memlock(facts: &Facts, version: Option<KernelVersion>) -> Finding {
     if facts.memlock_unlimited || may_raise {
         return Finding::ok(NAME, "unlimited");
     }
-    Finding::fail(NAME, "limited", "grant CAP_SYS_RESOURCE or set LimitMEMLOCK=infinity: Linux before 5.11 counts maps")
+    Finding::fail(
+        NAME,
+        "limited",
+        "grant CAP_SYS_RESOURCE or set LimitMEMLOCK=infinity: before 5.11 maps are locked memory",
+    )
 }
 
 fn refusals(facts: &Facts) -> Finding {
     const NAME: &str = "refused connections";
     match facts.bpf.set_retval {
-        Ok(true) => Finding::ok(NAME, "read ECONNREFUSED"),
+        Ok(true) => Finding::ok(NAME, "fail with ECONNREFUSED"),
         Ok(false) | Err(_) => Finding::warn(
             NAME,
-            "read EPERM",
-            "a Service without endpoints says \"operation not permitted\"; Linux 5.18 and newer say \"connection refused\"",
+            "fail with EPERM",
+            "without endpoints a Service says \"operation not permitted\"; from Linux 5.18 on, \"connection refused\"",
         ),
     }
 }
@@ -237,7 +241,7 @@ fn cgroup_v1(facts: &Facts, version: Option<KernelVersion>) -> Finding {
     match (network, version) {
         (false, _) => Finding::ok(NAME, "no net_cls or net_prio"),
         (true, Some(version)) if version >= KernelVersion(5, 15) => {
-            Finding::ok(NAME, "net_cls or net_prio is mounted, without effect on us since Linux 5.15")
+            Finding::ok(NAME, "net_cls or net_prio is mounted, which does no harm since Linux 5.15")
         }
         (true, Some(_) | None) => Finding::warn(
             NAME,
@@ -255,7 +259,7 @@ fn types(facts: &Facts) -> Finding {
     Finding::warn(
         "BTF",
         "/sys/kernel/btf/vmlinux is missing",
-        "not needed yet, but untested: CONFIG_DEBUG_INFO_BTF=y has it",
+        "not needed yet, but untested without; CONFIG_DEBUG_INFO_BTF=y provides it",
     )
 }
 
@@ -263,7 +267,7 @@ fn compiler(facts: &Facts) -> Finding {
     match facts.jit {
         Some(0) => Finding::warn("JIT", "off", "programs are interpreted, slowly: sysctl -w net.core.bpf_jit_enable=1"),
         Some(_) => Finding::ok("JIT", "on"),
-        None => Finding::ok("JIT", "no switch here: on, where the kernel has one at all"),
+        None => Finding::ok("JIT", "there is no switch; on, if the kernel has a JIT at all"),
     }
 }
 
@@ -279,7 +283,7 @@ fn socket_closing(facts: &Facts) -> Finding {
 }
 
 fn forwarding(facts: &Facts) -> Finding {
-    const ADVICE: &str = "pods behind this node are not reached from outside it: sysctl -w net.ipv4.ip_forward=1 \
+    const ADVICE: &str = "pods on this node cannot be reached from outside it: sysctl -w net.ipv4.ip_forward=1 \
                           net.ipv6.conf.all.forwarding=1";
     match (facts.forward_v4, facts.forward_v6) {
         (true, Some(true)) => Finding::ok("forwarding", "IPv4 and IPv6"),
@@ -311,7 +315,7 @@ fn node_ports(facts: &Facts) -> Finding {
 /// The usual NodePorts; the API server may have been told others.
 const NODE_PORTS: (u16, u16) = (30_000, 32_767);
 
-/// A connection of this node from a port that also hides a client could be taken for that client's.
+/// A connection of this node from a port that also masquerades a client could be taken for that client's.
 fn masquerade(facts: &Facts, snat_ports: Option<(u16, u16)>) -> Finding {
     const NAME: &str = "masquerade ports";
     let Some(ports) = snat_ports else { return Finding::ok(NAME, "no packet path") };
@@ -329,8 +333,8 @@ fn masquerade(facts: &Facts, snat_ports: Option<(u16, u16)>) -> Finding {
             NAME,
             format!("{range}, and ephemeral ports are {low}–{high}"),
             format!(
-                "a connection of this node and a hidden client's may share a port, and then fail: choose others with \
-                 --snat-ports, or sysctl -w net.ipv4.ip_local_reserved_ports={}-{}",
+                "a connection of this node and a masqueraded client's may share a port, and then fail: choose another \
+                 range with --snat-ports, or sysctl -w net.ipv4.ip_local_reserved_ports={}-{}",
                 ports.0, ports.1
             ),
         );
@@ -339,8 +343,8 @@ fn masquerade(facts: &Facts, snat_ports: Option<(u16, u16)>) -> Finding {
         return Finding::warn(
             NAME,
             range,
-            "they overlap the usual NodePorts, 30000–32767: a NodePort that is new may be a hidden client's for a while; \
-             choose others with --snat-ports",
+            "they overlap the usual NodePorts, 30000–32767: a new NodePort may still be in use for a masqueraded client; \
+             choose another range with --snat-ports",
         );
     }
     Finding::ok(NAME, range)

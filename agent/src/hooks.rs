@@ -89,15 +89,16 @@ impl Hooks {
         };
         warnings.extend(started.err().map(|error: anyhow::Error| no_packet_path(&error)));
         if let Err(error) = legacy.remove() {
-            warnings
-                .push(format!("pins of another version are left, run `sheave cleanup` when no agent runs: {error}"));
+            warnings.push(format!(
+                "pins of another version could not be removed; run `sheave cleanup` while no agent is running: {error}"
+            ));
         }
         Ok(warnings)
     }
 }
 
 fn no_packet_path(error: &(impl std::fmt::Display + ?Sized)) -> String {
-    format!("no packet path, clients outside this node are not served: {error:#}")
+    format!("there is no packet path, so clients outside this node are not served: {error:#}")
 }
 
 /// Starts what keeps the packet programs on every device.

@@ -95,8 +95,8 @@ fn lock(file: File, path: &Path, paths: &HostPaths) -> Result<File, Refused> {
     let pid = of_run_dir(paths).filter(|pid| *pid != 0).map(|pid| format!(" (pid {pid})")).unwrap_or_default();
     let path = path.display();
     Err(Refused(format!(
-        "another agent runs with {path}{pid}; stop it first, or give this one a --run-dir, --bpffs and --cgroup-root of \
-         its own"
+        "another agent is running with {path}{pid}; stop it first, or give this one its own --run-dir, --bpffs and \
+         --cgroup-root"
     )))
 }
 

@@ -1,4 +1,4 @@
-//! Before the agent starts: is this host fit, and is no other agent at work here? If not, nothing is changed.
+//! Before the agent starts: can this host run it, and is no other agent running here? If not, nothing is changed.
 
 use std::path::PathBuf;
 
@@ -11,12 +11,12 @@ use crate::{
     traces::Traces,
 };
 
-/// A host that is fit, and is now ours.
+/// A host that can run the agent, and is now ours.
 #[derive(Debug)]
 pub struct Ready {
     /// Where to attach.
     pub cgroup_root: PathBuf,
-    /// What is worse than it could be, one sentence each, for the log.
+    /// What could be better, one sentence each, for the log.
     pub warnings: Vec<String>,
     /// To be kept once the agent runs.
     pub traces: Traces,
@@ -33,7 +33,7 @@ pub fn preflight(options: &AgentOptions) -> Result<Ready, Refused> {
     if let SourceOptions::Manifests(directory) = &options.source
         && !directory.is_dir()
     {
-        return Err(Refused(format!("--manifests: {} is no directory", directory.display())));
+        return Err(Refused(format!("--manifests: {} is not a directory", directory.display())));
     }
     let told = options.cgroup_root.as_deref();
     let facts = Facts::gather(told);

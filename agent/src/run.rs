@@ -49,7 +49,7 @@ use crate::{
 /// Runs the agent until it is told to stop. What is attached stays.
 ///
 /// # Errors
-/// [`Refused`] when this host is not fit; else what broke.
+/// [`Refused`] when this host cannot run the agent; else what broke.
 pub fn run(options: AgentOptions) -> anyhow::Result<()> {
     let host = preflight(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
@@ -61,7 +61,7 @@ async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
     let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let silence = discard::ensure().await;
     if let Err(error) = &silence {
-        let meaning = "connections that should meet silence fail with ETIMEDOUT";
+        let meaning = "connections that should be dropped silently fail with ETIMEDOUT";
         warnings.push(format!("cannot make the discard device, so {meaning}: {error:#}"));
     }
     let running = match start(&options, &cgroup_root, traces, silence.is_ok(), warnings).await {
@@ -84,9 +84,9 @@ async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
     }
     drop(running.stop);
     if running.engine.join().is_err() {
-        anyhow::bail!("the engine ended with a defect; the kernel keeps what it has");
+        anyhow::bail!("the engine crashed, which is a bug; the kernel keeps what it has");
     }
-    tracing::info!("sheave ends; the kernel goes on forwarding");
+    tracing::info!("sheave is stopping; the kernel keeps forwarding");
     Ok(())
 }
 
@@ -140,7 +140,7 @@ async fn start(
     let (hooks, packets) = Hooks::load(loaded, hooks)?;
     // Before there are other threads: each has capabilities of its own.
     if let Err(error) = privileges::give_up() {
-        tracing::warn!(%error, "cannot give up privileges that are needed no more");
+        tracing::warn!(%error, "cannot give up privileges that are no longer needed");
     }
     let reconciler = Reconciler::adopt(Kernel::open(&pins)?)?;
     metrics.set_flow_capacity(reconciler.datapath().limits().conntrack);
@@ -246,7 +246,9 @@ impl Late {
             while !self.health.with(|health| health.is_ready()) && self.version.changed().await.is_ok() {}
             match hooks.attach().await {
                 Ok(warnings) => warnings.iter().for_each(|warning| tracing::warn!("{warning}")),
-                Err(error) => return error.context("cannot attach the programs; those of the version before go on"),
+                Err(error) => {
+                    return error.context("cannot attach the programs; those of the previous version keep running");
+                }
             }
         }
         std::future::pending().await
@@ -262,7 +264,7 @@ fn start_closer(mut closer: Closer, metrics: Metrics) -> anyhow::Result<std::syn
             let closed = closer.close(&stale);
             metrics.closed_sockets(closed.sockets as u64);
             if closed.sockets > 0 {
-                tracing::info!(sockets = closed.sockets, "closed sockets whose peer serves no more");
+                tracing::info!(sockets = closed.sockets, "closed sockets whose backend is gone");
             }
             if closed.unreachable > 0 {
                 tracing::warn!(
@@ -319,7 +321,7 @@ struct Core<D> {
     meter: Meter,
     /// The healthCheckNodePorts to be served.
     health_checks: watch::Sender<HealthChecks>,
-    /// A node without a Node object is to be drained; without a cluster it is no wonder.
+    /// Whether a missing Node object makes this node unhealthy: in a cluster it does, with manifests it is normal.
     needs_node: bool,
 }
 
@@ -419,12 +421,12 @@ impl<D: Datapath + Counters> Core<D> {
                 self.problems.insert(object, message);
             }
             SourceEvent::Resolved { object } => {
-                tracing::info!(object, "the object is well now, or gone");
+                tracing::info!(object, "the object is valid again, or gone");
                 self.problems.remove(&object);
             }
             SourceEvent::State(state) => {
                 if state.problems.is_empty() {
-                    tracing::info!(source = state.source, "the source is in step");
+                    tracing::info!(source = state.source, "the source is up to date");
                 }
                 for problem in state.problems.iter().filter(|p| !self.source.problems.contains(p)) {
                     tracing::warn!(source = state.source, "{problem}");
@@ -479,17 +481,21 @@ fn feature_views(features: Features) -> Vec<FeatureView> {
         consequence: consequence.to_owned(),
     };
     vec![
-        feature("set-retval", set_retval, "without it a refused connection reads EPERM instead of ECONNREFUSED"),
+        feature("set-retval", set_retval, "without it a refused connection fails with EPERM instead of ECONNREFUSED"),
         feature(
             "netns-cookie",
             host_netns != 0,
-            "without it NodePorts do not answer on loopback and binding to a NodePort is not refused",
+            "without it NodePorts do not answer on loopback, and processes can bind to NodePorts",
         ),
         feature(
             "mptcp",
             mptcp,
-            "without it connections of MPTCP sockets, where the kernel has them, stay counted and show the pod's address",
+            "without it connections of MPTCP sockets, if the kernel has them, stay counted and show the pod's address",
         ),
-        feature("discard-route", discard, "without it connections that must meet silence fail with ETIMEDOUT at once"),
+        feature(
+            "discard-route",
+            discard,
+            "without it connections that should be dropped silently fail with ETIMEDOUT at once",
+        ),
     ]
 }

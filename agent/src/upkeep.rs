@@ -93,7 +93,7 @@ impl Upkeep {
     pub fn report(&self) {
         let mut notes = self.lock();
         for (part, names) in std::mem::take(&mut notes.unreported) {
-            tracing::warn!("taken away behind our back, and put back: {}", some(part, &names));
+            tracing::warn!("something else removed this, and it was put back: {}", some(part, &names));
         }
         for news in std::mem::take(&mut notes.news) {
             if let Some(names) = notes.missing.get(&news) {
@@ -123,7 +123,7 @@ impl Upkeep {
 }
 
 fn sentence((part, reason): &(Part, String), names: &BTreeSet<String>) -> String {
-    format!("taken away behind our back, and cannot be put back: {}: {reason}", some(*part, names))
+    format!("something else removed this, and it cannot be put back: {}: {reason}", some(*part, names))
 }
 
 fn some(part: Part, names: &BTreeSet<String>) -> String {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_problem_lasts_until_the_thing_is_there_and_repairs_are_counted() {
-        const GONE: &str = "taken away behind our back, and cannot be put back: pin ";
+        const GONE: &str = "something else removed this, and it cannot be put back: pin ";
         let upkeep = Upkeep::default();
         /// Name, thing, what a look gave; repairs and problems then.
         type Case<'a> = (&'a str, &'a str, Result<bool, &'a str>, u64, &'a [&'a str]);

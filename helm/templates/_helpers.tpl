@@ -60,7 +60,7 @@ Where something else serves ClusterIPs on every node, say so: --set apiServer.in
 {{- with .Values.kubeProxyConfig -}}
 {{- $config := fromYaml . -}}
 {{- if ne (toString $config.kind) "KubeProxyConfiguration" -}}
-{{- fail (printf "\n\nkubeProxyConfig is no KubeProxyConfiguration: %s" ($config.Error | default (printf "its kind is %q" (toString $config.kind)))) -}}
+{{- fail (printf "\n\nkubeProxyConfig is not a KubeProxyConfiguration: %s" ($config.Error | default (printf "its kind is %q" (toString $config.kind)))) -}}
 {{- end -}}
 {{- omit $config "clientConnection" | toYaml -}}
 {{- end -}}

@@ -208,7 +208,7 @@ impl Client {
     /// # Errors
     /// An [`Errno`], when a system call failed or nothing came.
     pub fn dial_from(&self, way: Way, to: &str, bind: Option<SocketAddr>) -> Result<Dialled> {
-        let to: SocketAddr = to.parse().with_context(|| format!("{to} is no address and port"))?;
+        let to: SocketAddr = to.parse().with_context(|| format!("{to} is not an address and a port"))?;
         let socket = self.open(way, to, bind)?;
         let received = match way {
             Way::UdpSendto => socket.ask_at(to)?,
@@ -259,7 +259,7 @@ impl Client {
     /// # Errors
     /// An [`Errno`].
     pub fn connect(&self, way: Way, to: &str) -> Result<Socket<'_>> {
-        let to = to.parse().with_context(|| format!("{to} is no address and port"))?;
+        let to = to.parse().with_context(|| format!("{to} is not an address and a port"))?;
         let socket = self.open(way, to, None)?;
         socket.connect(to)?;
         Ok(socket)
@@ -270,7 +270,7 @@ impl Client {
     /// # Errors
     /// When the client has ended.
     pub fn load(&self, way: Way, kind: LoadKind, to: &str, pause: Duration) -> Result<Running<'_>> {
-        let to = to.parse().with_context(|| format!("{to} is no address and port"))?;
+        let to = to.parse().with_context(|| format!("{to} is not an address and a port"))?;
         Ok(Running { client: self, number: self.ask(&Request::Start(Load { way, to, kind, pause }))? })
     }
 

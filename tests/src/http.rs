@@ -26,7 +26,7 @@ pub struct Reply {
 /// # Errors
 /// When nobody listens, or what answers is not HTTP.
 pub fn get(place: &Place, server: &str, path: &str) -> Result<Reply> {
-    let address: SocketAddr = server.parse().with_context(|| format!("{server} is no address and port"))?;
+    let address: SocketAddr = server.parse().with_context(|| format!("{server} is not an address and a port"))?;
     let text = place.enter(|| -> Result<String> {
         let mut stream = TcpStream::connect_timeout(&address, SOON)?;
         stream.set_read_timeout(Some(SOON))?;

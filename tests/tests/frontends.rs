@@ -257,7 +257,7 @@ fn a_contested_address_has_one_owner_everywhere() -> Result<()> {
     }
     check(&agents, "after a restart", "old")?;
     let status = agents[0].status()?;
-    let claimed = "belong to another Service that claims them too";
+    let claimed = "belong to another Service that also claims them";
     assert!(status.warnings.iter().any(|warning| warning.contains(claimed)), "{status:?}");
     assert_eq!(
         (status.health.as_str(), status.problems.len()),

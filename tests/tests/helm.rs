@@ -174,7 +174,7 @@ fn what_cannot_work_is_refused_with_a_reason() -> Result<()> {
             "cannot reach metrics",
         ),
         ("no configuration of kube-proxy", &["apiServer.host=a", "kubeProxyConfig=kind: Pod"], "its kind is \"Pod\""),
-        ("no YAML", &["apiServer.host=a", "kubeProxyConfig=: :"], "is no KubeProxyConfiguration"),
+        ("no YAML", &["apiServer.host=a", "kubeProxyConfig=: :"], "is not a KubeProxyConfiguration"),
     ];
     for (name, values, reason) in cases {
         match helm.template(KUBERNETES, &set(values))? {

@@ -128,7 +128,7 @@ fn a_broken_file_keeps_what_it_said() -> Result<()> {
     folder.write("a.yaml", "kind: Service\nspec: [")?;
     told.until("named", SOON, |told| told.problems.contains_key("manifest a.yaml"))?;
     let problem = &told.problems["manifest a.yaml"];
-    let start = "manifest a.yaml cannot be read, so what it said before still counts: line ";
+    let start = "manifest a.yaml cannot be read, so its previous content still counts: line ";
     ensure!(problem.starts_with(start), "{problem}");
     folder.write("a.yaml", "kind: Service\nspec: [")?; // as broken as before: nothing new to say
     folder.write("b.yaml", service("db", 81))?;
@@ -152,7 +152,7 @@ fn what_is_not_for_a_proxy_is_noted_once() -> Result<()> {
     folder.write("all.yaml", format!("{pods}---\n{}\n---\n{}", service("web", 80), service("bad", 0)))?;
     let mut told = folder.watch()?;
     told.until_lines("what is", SOON, &["bad invalid: no port of spec.ports can be used", "web 80/TCP"])?;
-    ensure!(told.problems["manifest all.yaml"] == "manifest all.yaml is read in part: v1 Pod in it is ignored.");
+    ensure!(told.problems["manifest all.yaml"] == "manifest all.yaml is only partly used: v1 Pod in it is ignored.");
     ensure!(told.problems.contains_key("Service t/bad"), "{:?}", told.problems);
     ensure!(told.problems.len() == 2, "{:?}", told.problems);
     Ok(())
@@ -212,7 +212,7 @@ fn a_slow_writer_takes_nothing_away() -> Result<()> {
     let mut told = folder.watch()?;
     let before = ["db 81/TCP", "web 80/TCP"];
     told.until_lines("at first", SOON, &before)?;
-    let waiting = "manifest a.yaml is open for writing, so what it said before counts until it is closed.";
+    let waiting = "manifest a.yaml is open for writing, so its previous content counts until it is closed.";
 
     let mut file = fs::File::create(folder.0.join("a.yaml"))?;
     for (id, text) in [("emptied", String::new()), ("cut after a document", service("web", 90) + "\n---\n")] {
@@ -264,7 +264,7 @@ fn what_is_no_file_is_refused_and_holds_up_nobody() -> Result<()> {
     told.until("each is named", SOON, |told| told.problems.len() == 4)?;
     for name in ["fifo", "directory", "device"] {
         let problem = &told.problems[&format!("manifest {name}.yaml")];
-        ensure!(problem.ends_with("what it said before still counts: it is no regular file."), "{problem}");
+        ensure!(problem.ends_with("its previous content still counts: it is not a regular file."), "{problem}");
     }
     folder.write("web.yaml", service("web", 81))?;
     told.until_lines("and go on", SOON, &["web 81/TCP"])?;

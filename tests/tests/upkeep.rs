@@ -118,7 +118,13 @@ fn complaints(agent: &Agent) -> usize {
 }
 
 fn complaints_since(agent: &Agent, known: usize) -> Vec<String> {
-    agent.log().lines().filter(|line| line.contains("behind our back")).skip(known).map(str::to_owned).collect()
+    agent
+        .log()
+        .lines()
+        .filter(|line| line.contains("something else removed this"))
+        .skip(known)
+        .map(str::to_owned)
+        .collect()
 }
 
 /// A bpffs that is emptied, taken away or made read-only is the agent's trouble, not the traffic's.

@@ -19,7 +19,7 @@ pub const OWN: (&str, &str) = ("sheave.io/v1alpha1", "AgentConfiguration");
 pub fn read(settings: &mut Settings, path: &Path, text: &str, has_flag: &dyn Fn(&str) -> bool) -> Result<(), Refused> {
     let path = path.display();
     let mut file: Map<String, Value> =
-        serde_saphyr::from_str(text).map_err(|e| Refused(format!("{path} is no YAML mapping: {e}")))?;
+        serde_saphyr::from_str(text).map_err(|e| Refused(format!("{path} is not a YAML mapping: {e}")))?;
     let mut take = |key: &str| file.remove(key).and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default();
     let (version, kind) = (take("apiVersion"), take("kind"));
     let of_kube_proxy = (version.as_str(), kind.as_str()) == KUBE_PROXY;
@@ -36,7 +36,7 @@ pub fn read(settings: &mut Settings, path: &Path, text: &str, has_flag: &dyn Fn(
             let known = |row: &&super::kube_proxy::Row| row.fields.iter().any(|known| is_below(&field, known));
             match ROWS.iter().find(known) {
                 Some(row) => row.take(settings, &value, &origin)?,
-                None => settings.remark(format!("{origin} is no field of kube-proxy 1.36, so it is ignored")),
+                None => settings.remark(format!("{origin} is not a field of kube-proxy 1.36, so it is ignored")),
             }
         } else {
             let flag = kebab_case(&field);

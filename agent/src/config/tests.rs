@@ -105,7 +105,7 @@ fn what_has_no_effect_is_answered_with_a_sentence() {
         ("ipvs: {strictARP: true}", "ipvs.strictARP in /etc/c.conf has no effect: sheave does not use IPVS"),
         ("iptables: {syncPeriod: 30s}", "iptables.syncPeriod in /etc/c.conf has no effect"),
         ("featureGates: {NFTablesProxyMode: true}", "featureGates.NFTablesProxyMode in /etc/c.conf has no effect"),
-        ("clusterCIDRs: 10.0.0.0/8", "clusterCIDRs in /etc/c.conf is no field of kube-proxy"),
+        ("clusterCIDRs: 10.0.0.0/8", "clusterCIDRs in /etc/c.conf is not a field of kube-proxy"),
     ] {
         let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}");
         let remarks = read(&text).unwrap().remarks;
@@ -118,7 +118,7 @@ fn a_file_that_cannot_be_meant_is_refused() {
     let kube_proxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
     let own = "apiVersion: sheave.io/v1alpha1\nkind: AgentConfiguration\n";
     for (text, words) in [
-        ("[", "is no YAML mapping"),
+        ("[", "is not a YAML mapping"),
         ("apiVersion: v1\nkind: ConfigMap", "expected KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1"),
         (&format!("{kube_proxy}mode: userspace"), "\"userspace\" is none of kube-proxy's modes"),
         (&format!("{kube_proxy}bindAddress: eth0"), "\"eth0\" is no IP address"),

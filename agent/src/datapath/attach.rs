@@ -103,8 +103,8 @@ fn attach_one(program: &Program, cgroup: &fs::File, pin: &Path) -> Result<Pinned
     let failed = |e| Error::kernel(format!("replacing the program of {}", pin.display()), e);
     let refused = |e| {
         Error::Incompatible(format!(
-            "the kernel does not attach the program {} to the cgroup: {e}; does another program hold it alone? `bpftool \
-             cgroup tree` shows",
+            "cannot attach the program {} to the cgroup: {e}; is another program attached there exclusively? `bpftool \
+             cgroup tree` shows it",
             program.name
         ))
     };

@@ -139,7 +139,7 @@ pub fn start(flows: Flows, tell: impl Fn(Collected) + Send + 'static) -> std::io
             let begun = Instant::now();
             match flows.collect() {
                 Ok(collected) => tell(Collected { took: begun.elapsed(), ..collected }),
-                Err(error) => tracing::warn!(%error, "cannot look after the flow table"),
+                Err(error) => tracing::warn!(%error, "cannot clean up the flow table"),
             }
             thread::sleep(PAUSE.max(begun.elapsed() * REST));
         }

@@ -208,7 +208,7 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         let entries = match pinned_entries(&pin, &shape)? {
             Some(pinned) if pinned != shape.entries => {
                 warnings.push(format!(
-                    "map {} keeps its {pinned} entries instead of {}: it is in use; the new limit holds after \
+                    "map {} stays at {pinned} entries instead of {} because it is in use; the new limit takes effect after \
                      `sheave cleanup` or a reboot of the node",
                     shape.name, shape.entries
                 ));

@@ -103,8 +103,8 @@ impl Legacy {
             tracing::warn!(
                 from = old.number,
                 to = ABI_VERSION,
-                "tables of another version cannot be taken over: its programs serve until ours are filled; session \
-                 affinity and flows through the packet path begin anew"
+                "the tables of another version cannot be taken over: its programs keep serving until ours are filled; \
+                 session affinity and flows on the packet path start afresh"
             );
             return Ok(Tables::Afresh);
         }

@@ -246,7 +246,7 @@ fn pinned(paths: &HostPaths) -> anyhow::Result<pins::Pins> {
     let pins = pins::Pins::below(&paths.bpffs);
     anyhow::ensure!(
         pins.maps().exists(),
-        "nothing is pinned at {}: since this host was booted or cleaned up, no agent has run with --bpffs {}",
+        "nothing is pinned at {}: no agent has run with --bpffs {} since this host was booted or cleaned up",
         pins.maps().display(),
         paths.bpffs.display()
     );

@@ -163,7 +163,7 @@ impl Packets {
     /// Brings the kernel in step with the devices there are. What fails is told and left for the next call.
     pub fn set_devices(&mut self, devices: &[Device], upkeep: &Upkeep) {
         if let Err(error) = self.write_addresses(devices) {
-            tracing::warn!(%error, "cannot tell the packet path this node's addresses");
+            tracing::warn!(%error, "cannot update this node's addresses for the packet path");
         }
         for device in devices {
             let role = self.role(device);
@@ -179,7 +179,9 @@ impl Packets {
                     }
                 }
                 // Devices vanish while we look at them: the next list will not have it.
-                Err(error) => tracing::warn!(device = device.name, %error, "the packet path is not on a device"),
+                Err(error) => {
+                    tracing::warn!(device = device.name, %error, "cannot attach the packet programs to a device")
+                }
             }
         }
         let present: BTreeSet<u32> = devices.iter().map(|device| device.index).collect();
@@ -203,7 +205,7 @@ impl Packets {
             return Ok(None);
         };
         let hold = tc::attach(self.programs.of(device.nature), &self.pins, device, role, self.options.attach)?;
-        tracing::info!(device = device.name, ?role, by = hold.name(), "the packet path is on a device");
+        tracing::info!(device = device.name, ?role, by = hold.name(), "attached the packet programs to a device");
         Ok(Some(hold))
     }
 
@@ -298,7 +300,7 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
             tokio::spawn(connection);
             handle
         }
-        Err(error) => return tracing::error!(%error, "no packet path: netlink cannot be used"),
+        Err(error) => return tracing::error!(%error, "the packet path cannot run: netlink cannot be used"),
     };
     let (mut look, mut tend) = (interval(LOOK), interval(PERIOD));
     tend.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -310,7 +312,7 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
                 {
                     packets.watch.order(serves_outsiders, pods_dial);
                     if let Err(error) = packets.set_pod_ranges(&pods) {
-                        tracing::warn!(%error, "cannot tell the packet path which addresses are pods'");
+                        tracing::warn!(%error, "cannot update which addresses are pods' for the packet path");
                     }
                 }
                 packets.watch.look();

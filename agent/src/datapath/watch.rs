@@ -111,7 +111,7 @@ fn lock(pins: &Pins) -> Result<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Error::Incompatible(
-            "another `sheave monitor` is reading on this node, and what one reads the other misses; end it first"
+            "another `sheave monitor` is running on this node, and each record can be read only once; stop it first"
                 .to_owned(),
         )),
         Err(TryLockError::Error(e)) => Err(failed(e)),

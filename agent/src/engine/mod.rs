@@ -133,7 +133,7 @@ impl<D: Datapath> Engine<D> {
                 Ok(()) => (self.prune_due, self.is_ready) = (false, true),
                 Err(error) => {
                     self.is_failing = true;
-                    tracing::warn!(%error, "cannot remove what nobody wants any more; trying again");
+                    tracing::warn!(%error, "cannot remove what is no longer wanted; trying again");
                 }
             }
         }
@@ -187,7 +187,7 @@ impl<D: Datapath> Engine<D> {
     /// The tables are read again and compared with the plan by the next [`flush`](Self::flush).
     pub fn resync(&mut self) {
         if let Err(error) = self.reconciler.read() {
-            tracing::warn!(%error, "cannot read the tables again; comparing with what is remembered");
+            tracing::warn!(%error, "cannot read the tables again; comparing with what was read before");
         }
         (self.prune_due, self.networks.is_dirty) = (true, true);
         self.pending.extend(self.tables.groups().map(|(key, _)| key.clone()));
@@ -197,7 +197,7 @@ impl<D: Datapath> Engine<D> {
     /// Gives back what has rested; returns whether something still rests.
     pub fn reclaim(&mut self) -> bool {
         if let Err(error) = self.reconciler.reclaim() {
-            tracing::warn!(%error, "cannot give back freed entries; trying again");
+            tracing::warn!(%error, "cannot release freed entries; trying again");
         }
         self.reconciler.is_resting()
     }

@@ -97,7 +97,7 @@ impl<D: Datapath> Engine<D> {
             }
             Some(owner) if *owner != plan.key => {
                 let is_older = self.tables.plan(owner).is_some_and(|theirs| theirs.created < plan.created);
-                let why = if is_older { "older" } else { "as old and first by name" };
+                let why = if is_older { "older" } else { "as old but first by name" };
                 Some(format!("the address and port belong to the Service {}, which is {why}", owner.service))
             }
             Some(_) | None => match self.reconciler.problem(&plan.key) {
@@ -130,7 +130,7 @@ impl<D: Datapath> Engine<D> {
         }
         if contested > 0 {
             warnings.push(format!(
-                "{contested} frontends belong to another Service that claims them too, an older one or the first by name; \
+                "{contested} frontends belong to another Service that also claims them and is older, or first by name; \
                  see `sheave svc list`"
             ));
         }

@@ -38,7 +38,7 @@ fn an_agent_shares_neither_run_directory_nor_pins_nor_cgroup() {
         ("same cgroup", ["run-2", "bpf-2", "cgroup-1"], "cgroup-1"),
     ] {
         let error = host.take(run_dir, bpffs, cgroup).expect_err(case);
-        assert!(error.starts_with("another agent runs") && error.contains(held), "{case}: {error}");
+        assert!(error.starts_with("another agent is running") && error.contains(held), "{case}: {error}");
     }
     let error = host.take("run-1", "bpf-2", "cgroup-2").unwrap_err();
     assert!(error.contains(&format!("(pid {})", process::id())), "{error}");

@@ -162,13 +162,13 @@ impl Algorithm {
 /// Why a Service has no frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoFrontend {
-    /// `clusterIP: None` (SK-1).
+    /// `clusterIP: None`.
     Headless,
-    /// No ClusterIP yet (SK-2).
+    /// No ClusterIP yet.
     NoClusterIp,
-    /// Type ExternalName (SK-3).
+    /// Type ExternalName.
     ExternalName,
-    /// Label `service.kubernetes.io/service-proxy-name` (SK-5).
+    /// Label `service.kubernetes.io/service-proxy-name`.
     OtherProxy,
     /// The annotation or flag that tells sheave to leave it alone.
     Skipped,

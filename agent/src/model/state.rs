@@ -243,7 +243,7 @@ impl State {
         if let Some(slices) = self.slices.get_mut(&owner) {
             changes.noted.slices.extend(slices.remove(&name.name).map(|slice| slice.change(true)));
             if slices.is_empty() {
-                self.slices.remove(&owner); // ML-1..4: nothing stays behind
+                self.slices.remove(&owner); // nothing stays behind
             }
         }
         changes.services.insert(owner);

@@ -44,7 +44,7 @@ pub(super) fn of(group: &Group<'_>) -> Vec<(FrontendKey, u32)> {
 
     let node_port = group.port.node_port;
     if node_port != 0 {
-        // V-7: on any other address this number is none of ours.
+        // On any other address this number is none of ours.
         let of_family = |ip: &&IpAddr| Family::of(**ip) == group.family && !ip.is_loopback();
         group.node.node_port_addresses.iter().filter(of_family).for_each(|ip| add(*ip, node_port, KIND_NODE_PORT));
         if group.options.loopback_node_ports {

@@ -61,7 +61,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::new(text.parse().map_err(|_| format!("{text:?} is no number of slots"))?)
+        Self::new(text.parse().map_err(|_| format!("{text:?} is not a number of slots"))?)
     }
 }
 

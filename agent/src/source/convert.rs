@@ -21,7 +21,7 @@ use crate::model::{EndpointSlice, Node, Protocol, Service, ServiceCidr, ServiceN
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConvertOptions {
     /// Handle only Services whose label `service.kubernetes.io/service-proxy-name` has this value; `None` = those
-    /// without the label, as kube-proxy does (SK-5).
+    /// without the label, as kube-proxy does.
     pub proxy_name: Option<String>,
     /// Leave these alone, like the annotation `sheave.io/skip: "true"`: another agent of the node serves their
     /// addresses, as NodeLocal DNSCache does with the one of kube-dns.
@@ -53,7 +53,7 @@ pub fn service(api: &core::Service, options: &ConvertOptions) -> Option<Converte
 /// The slice, unless 4.1 has it ignored.
 ///
 /// # Errors
-/// [`Skip`] for a slice without owner, of FQDNs, or of a headless Service: whoever knew it before must forget it (SK-7).
+/// [`Skip`] for a slice without owner, of FQDNs, or of a headless Service: whoever knew it before must forget it.
 pub fn slice(api: &discovery::EndpointSlice) -> Result<Converted<EndpointSlice>, Skip> {
     slice::convert(api)
 }
@@ -96,7 +96,7 @@ impl Problems {
     /// A port number; 0 is none.
     fn port(&mut self, field: impl std::fmt::Display, number: i32) -> u16 {
         u16::try_from(number).unwrap_or_else(|_| {
-            self.add(format_args!("{field} is {number}, which is no port number, so it is ignored"));
+            self.add(format_args!("{field} is {number}, which is not a port number, so it is ignored"));
             0
         })
     }

@@ -304,7 +304,13 @@ mod tests {
         let meta = json!({"name": "kubernetes"});
         let cidr = |cidrs: &[&str]| json!({"metadata": meta, "spec": {"cidrs": cidrs}});
         check("service networks", Kind::ServiceCidr, cidr(&["10.96.0.0/16", "2001:db8:f::/112"]), true, None);
-        check("no network", Kind::ServiceCidr, cidr(&["10.96.0.0/99"]), true, Some("is no network, so it is ignored"));
+        check(
+            "no network",
+            Kind::ServiceCidr,
+            cidr(&["10.96.0.0/99"]),
+            true,
+            Some("is not a network, so it is ignored"),
+        );
         check("every address", Kind::ServiceCidr, cidr(&["0.0.0.0/0"]), true, Some("is every address"));
         let nameless =
             decode(Kind::Service, json!({"metadata": {"name": 7}}), Origin::Server, &ConvertOptions::default());

@@ -113,7 +113,7 @@ impl Cluster {
                 let message: String = status.message.chars().take(200).collect(); // of a proxy it may be a whole page
                 format!("the API server {url} answered {} {}: {message}", status.code, status.reason)
             }
-            Failure::Unreachable(why) => format!("no use of the API server {url}: {why}"),
+            Failure::Unreachable(why) => format!("cannot use the API server {url}: {why}"),
         };
         match failure {
             Failure::Refused(status) if status.code == 401 => self.renew().await,
@@ -137,7 +137,7 @@ impl Cluster {
     async fn renew(&self) {
         match self.access.connect().await {
             Ok(all) => lock(&self.servers).all = all, // as many as before: one a URL
-            Err(error) => tracing::debug!("credentials cannot be read again: {error:#}"),
+            Err(error) => tracing::debug!("cannot read the credentials again: {error:#}"),
         }
     }
 
@@ -175,8 +175,8 @@ impl Access {
         // The client's errors repeat their causes: the first one says it.
         config.map_err(|e| {
             anyhow!(
-                "there is no service account of a pod to use ({e}); outside of pods give --kubeconfig FILE, or \
-                 --manifests DIR to do without a cluster"
+                "there is no pod service account to use ({e}); outside a pod, give --kubeconfig FILE, or --manifests DIR \
+                 to run without a cluster"
             )
         })
     }

@@ -150,7 +150,7 @@ impl Directory {
         let object = manifest(name);
         self.report.object(
             &object,
-            &[format!("{object} is open for writing, so what it said before counts until it is closed.")],
+            &[format!("{object} is open for writing, so its previous content counts until it is closed.")],
         );
     }
 
@@ -163,7 +163,7 @@ impl Directory {
         match self.claims.read(name, &text) {
             Ok(touched) => {
                 let notes = self.claims.notes(name);
-                let problem = format!("{} is read in part: {}", manifest(name), notes.join(" "));
+                let problem = format!("{} is only partly used: {}", manifest(name), notes.join(" "));
                 self.report
                     .object(&manifest(name), if notes.is_empty() { &[] } else { std::slice::from_ref(&problem) });
                 touched
@@ -176,7 +176,7 @@ impl Directory {
     fn keep(&mut self, name: &str, error: &dyn std::fmt::Display) -> Vec<Touched> {
         let object = manifest(name);
         self.report
-            .object(&object, &[format!("{object} cannot be read, so what it said before still counts: {error}.")]);
+            .object(&object, &[format!("{object} cannot be read, so its previous content still counts: {error}.")]);
         Vec::new()
     }
 
@@ -201,10 +201,7 @@ impl Directory {
 
     fn is_away(&mut self, error: &anyhow::Error) {
         self.watched = None;
-        self.state(vec![format!(
-            "{} cannot be read, so what it said last still counts: {error}.",
-            self.path.display()
-        )]);
+        self.state(vec![format!("{} cannot be read, so its last content still counts: {error}.", self.path.display())]);
     }
 
     fn state(&mut self, problems: Vec<String>) {
@@ -242,18 +239,18 @@ fn read_text(path: &Path) -> io::Result<String> {
     // Before it is opened, which alone has effects on some devices.
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
-        return refuse("it is no regular file");
+        return refuse("it is not a regular file");
     }
     if metadata.len() > LARGEST {
-        return refuse("it has more than 1 GiB");
+        return refuse("it is larger than 1 GiB");
     }
     let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
-        return refuse("it is no regular file");
+        return refuse("it is not a regular file");
     }
     let mut text = String::new(); // files of proc say that they are empty
     if file.take(LARGEST + 1).read_to_string(&mut text)? as u64 > LARGEST {
-        return refuse("it has more than 1 GiB");
+        return refuse("it is larger than 1 GiB");
     }
     Ok(text)
 }

@@ -72,10 +72,10 @@ impl Watch {
     /// Nothing happens before [`Watch::run`].
     pub fn new(kind: Kind, options: ConvertOptions, cluster: Arc<Cluster>, report: Report) -> Self {
         let (path, labels) = match (kind, &options.proxy_name) {
-            (Kind::Service, None) => ("/api/v1/services", Some(format!("!{PROXY_NAME}"))), // SK-5
+            (Kind::Service, None) => ("/api/v1/services", Some(format!("!{PROXY_NAME}"))),
             (Kind::Service, Some(name)) => ("/api/v1/services", Some(format!("{PROXY_NAME}={name}"))),
             (Kind::Slice, _) => {
-                ("/apis/discovery.k8s.io/v1/endpointslices", Some("!service.kubernetes.io/headless".to_owned())) // SK-7
+                ("/apis/discovery.k8s.io/v1/endpointslices", Some("!service.kubernetes.io/headless".to_owned()))
             }
             (Kind::Node, _) => ("/api/v1/nodes", None),
             (Kind::ServiceCidr, _) => ("/apis/networking.k8s.io/v1/servicecidrs", None),
@@ -172,16 +172,16 @@ impl Watch {
             let line = match timeout(patience, lines.next()).await {
                 Ok(Some(line)) => line.map_err(unreachable)?,
                 Ok(None) | Err(_) if listed.is_none() => return Ok(()),
-                Ok(None) => return Err(unreachable("it ended a list half-way")),
-                Err(_) => return Err(unreachable("it fell silent within a list")),
+                Ok(None) => return Err(unreachable("it ended a list halfway")),
+                Err(_) => return Err(unreachable("it fell silent in the middle of a list")),
             };
             let event: Event = match serde_json::from_str(&line) {
                 Ok(event) => event,
                 // The rest of the line is lost with the connection; the version before it still holds.
-                Err(error) if error.is_eof() => return Err(unreachable("it broke off within an event")),
+                Err(error) if error.is_eof() => return Err(unreachable("it broke off in the middle of an event")),
                 Err(error) => {
                     self.version = None;
-                    return Err(unreachable(format_args!("it sent an event that is no JSON: {error}")));
+                    return Err(unreachable(format_args!("it sent an event that is not JSON: {error}")));
                 }
             };
             match event.kind.as_str() {

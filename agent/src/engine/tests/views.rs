@@ -34,13 +34,13 @@ fn whoever_has_a_contested_address_is_named_with_the_reason() {
             "only the name decides",
             [at("a", "10.96.0.1").created(1), at("b", "10.96.0.2").created(1)],
             "b",
-            format!("{belongs} the Service t/a, which is as old and first by name"),
+            format!("{belongs} the Service t/a, which is as old but first by name"),
         ),
         (
             "nobody knows how old they are",
             [at("a", "10.96.0.1"), at("b", "10.96.0.2")],
             "b",
-            format!("{belongs} the Service t/a, which is as old and first by name"),
+            format!("{belongs} the Service t/a, which is as old but first by name"),
         ),
         (
             "two ports of one Service",

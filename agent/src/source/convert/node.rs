@@ -27,7 +27,9 @@ pub(super) fn convert(api: &core::Node) -> Option<Converted<Node>> {
             match parse_ip(&entry.address) {
                 Some(ip) if !addresses.contains(&ip) => addresses.push(ip),
                 Some(_) => {}
-                None => problems.add(format_args!("the {kind} {:?} is no IP address, so it is ignored", entry.address)),
+                None => {
+                    problems.add(format_args!("the {kind} {:?} is not an IP address, so it is ignored", entry.address))
+                }
             }
         }
     }
@@ -40,7 +42,7 @@ pub(super) fn convert(api: &core::Node) -> Option<Converted<Node>> {
         match parse_net(text) {
             Some(net) if !pod_cidrs.contains(&net) => pod_cidrs.push(net),
             Some(_) => {}
-            None => problems.add(format_args!("the pod CIDR {text:?} is no network, so it is ignored")),
+            None => problems.add(format_args!("the pod CIDR {text:?} is not a network, so it is ignored")),
         }
     }
 

@@ -91,7 +91,7 @@ fn exclusion(api: &core::Service, name: &ServiceName, options: &ConvertOptions) 
     (label != options.proxy_name.as_ref()).then_some(NoFrontend::OtherProxy)
 }
 
-/// SK-1 to SK-4, and what makes a Service useless.
+/// Services that have no frontend by design, and what makes one useless.
 fn unservable(
     kind: Result<ServiceType, ()>,
     cluster_ips: &Result<Vec<IpAddr>, NoFrontend>,
@@ -120,7 +120,7 @@ fn service_type(text: Option<&str>) -> Result<ServiceType, ()> {
     }
 }
 
-/// The first address of each family (2.3); objects older than dual stack have `clusterIP` only (CIP-1, CIP-2).
+/// The first address of each family; objects older than dual stack have `clusterIP` only.
 fn cluster_ips(spec: &core::ServiceSpec) -> Result<Vec<IpAddr>, NoFrontend> {
     let listed = spec.cluster_ips.iter().flatten().map(String::as_str).filter(|t| !t.is_empty());
     let single = spec.cluster_ip.as_deref().filter(|t| !t.is_empty());
@@ -179,7 +179,7 @@ fn source_ranges(spec: &core::ServiceSpec, vips: &mut Vec<IpAddr>, problems: &mu
     for text in texts {
         match parse_net(text) {
             Some(range) => ranges.push(range),
-            None => problems.add(format_args!("spec.loadBalancerSourceRanges has {text:?}, which is no network")),
+            None => problems.add(format_args!("spec.loadBalancerSourceRanges has {text:?}, which is not a network")),
         }
     }
     if ranges.is_empty() && !texts.is_empty() && !vips.is_empty() {
@@ -209,8 +209,10 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<ServicePort> 
         };
         let port = u16::try_from(api.port).unwrap_or(0);
         if port == 0 {
-            problems
-                .add(format_args!("spec.ports[{i}].port is {}, which is no port number, so it is ignored", api.port));
+            problems.add(format_args!(
+                "spec.ports[{i}].port is {}, which is not a port number, so it is ignored",
+                api.port
+            ));
         } else if name.len() > MAX_NAME {
             problems.add(format_args!("spec.ports[{i}].name is longer than 63 bytes, so the port is ignored"));
         } else if !known.insert((name, protocol)) {

@@ -18,7 +18,7 @@ pub(super) fn convert(api: &networking::ServiceCIDR) -> Option<Converted<Service
                 problems.add(format_args!("the network {text:?} is every address, so it is ignored"));
             }
             Some(net) => networks.push(net),
-            None => problems.add(format_args!("{text:?} is no network, so it is ignored")),
+            None => problems.add(format_args!("{text:?} is not a network, so it is ignored")),
         }
     }
     Some(Converted { value: ServiceCidr { name: intern(name), networks }, problems: problems.found })

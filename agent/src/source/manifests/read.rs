@@ -47,7 +47,7 @@ pub fn read_all(documents: &[Document<'_>], is_json: bool, options: &ConvertOpti
         let mut all: Vec<Read> = read_share(first)?;
         for other in others {
             let read: Result<Vec<Read>, String> =
-                other.join().unwrap_or_else(|_| Err("reading it hit a defect of sheave".to_owned()));
+                other.join().unwrap_or_else(|_| Err("reading it ran into a bug in sheave".to_owned()));
             all.extend(read?);
         }
         Ok(all)
@@ -60,7 +60,7 @@ fn spawn<'scope, T: Send + 'scope>(
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>, String> {
     let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
-    thread.map_err(|e| format!("there is no thread to read it with: {e}"))
+    thread.map_err(|e| format!("cannot start a thread to read it: {e}"))
 }
 
 fn read(document: Document<'_>, is_json: bool, options: &ConvertOptions) -> Result<Read, String> {
