@@ -25,7 +25,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* URLs of the API server, separated by commas; nothing where the agent is to use what it is told otherwise. */ -}}
+{{- /* URLs of the API server, separated by commas; empty where the agent gets its address from somewhere else. */ -}}
 {{- define "sheave.apiServers" -}}
 {{- $api := .Values.apiServer -}}
 {{- $choices := list -}}
@@ -48,9 +48,9 @@ https://{{ if contains ":" $api.host }}[{{ $api.host }}]{{ else }}{{ $api.host }
 
 {{- define "sheave.apiServerMissing" }}
 
-The address of the API server is missing. Agents cannot use its ClusterIP: that works only once they do. Give
+The address of the API server is missing. The agents cannot use its ClusterIP, which works only once they do. Give
   --set apiServer.host=ADDRESS [--set apiServer.port=6443]    or    --set 'apiServer.urls={https://…,https://…}'
-This command shows addresses to choose from; with several servers their load balancer is best, or all of them as URLs:
+This command shows the addresses to choose from; with several servers use their load balancer, or all of them as URLs:
   kubectl get endpointslices -n default -l kubernetes.io/service-name=kubernetes
 Where something else serves ClusterIPs on every node, say so: --set apiServer.inCluster=true
 {{ end -}}
@@ -127,11 +127,11 @@ Where something else serves ClusterIPs on every node, say so: --set apiServer.in
 {{- end -}}
 {{- end -}}
 
-{{- /* Refuses monitors that would find nobody at home. */ -}}
+{{- /* Refuses monitors that could not reach the metrics. */ -}}
 {{- define "sheave.metricsReachable" -}}
 {{- $address := include "sheave.metricsAddress" . -}}
 {{- if regexMatch "^(127\\.|\\[?::1\\]?(:[0-9]+)?$|localhost)" $address -}}
-{{- fail (printf "\n\nPrometheus cannot reach metrics at %s. With a monitor, set agent.metricsBindAddress, for example to 0.0.0.0:10249: then everybody who reaches the node can read them." $address) -}}
+{{- fail (printf "\n\nPrometheus cannot reach metrics at %s. With a monitor, set agent.metricsBindAddress, for example to 0.0.0.0:10249; anybody who can reach the node can then read the metrics." $address) -}}
 {{- end -}}
 {{- end -}}
 
