@@ -1,4 +1,4 @@
-//! The agent's unix socket: what it wants and how it is, for `svc` and `status`.
+//! The agent's unix socket, through which `svc` and `status` ask what it wants and how it is doing.
 //!
 //! HTTP/1 with JSON. `GET /v1/services` (`?namespace=`, `?name=` narrow it) and `GET /v1/status`; with `?watch` the
 //! answer is repeated, one line each, whenever it may have changed. The socket is for root only: mode 0600.
@@ -83,7 +83,7 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Serves until the listener fails for good, at the same path whoever removes the socket or its directory.
+/// Serves until the listener fails for good; puts the socket back when it or its directory is removed.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What the operator of a cluster is told on an object (`kubectl describe`), where kube-proxy tells it.
+//! Events: what `kubectl describe` shows the operator on a Service or Node, with kube-proxy's reasons.
 
 use std::{io, net::SocketAddr};
 
@@ -6,10 +6,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::model::ServiceName;
 
-/// What was tried when something is told on the Node.
+/// The action of events on the Node.
 const START: &str = "StartSheave";
 
-/// The object that something is told on.
+/// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// A Service.
@@ -18,7 +18,7 @@ pub enum Subject {
     Node,
 }
 
-/// What is told.
+/// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// On which object.
@@ -53,7 +53,7 @@ impl Event {
         Self { subject: Subject::Node, is_warning: true, reason, action: START, message }
     }
 
-    /// The agent begins.
+    /// The agent starts.
     #[must_use]
     pub fn starting() -> Self {
         let message = format!("sheave {} serves Services on this node", env!("CARGO_PKG_VERSION"));
@@ -61,12 +61,12 @@ impl Event {
     }
 }
 
-/// Where events go. Nobody may listen: without a cluster there is no object to tell them on.
+/// Where events go. There may be no listener: without a cluster there are no objects to attach them to.
 #[derive(Clone, Debug)]
 pub struct Sender(UnboundedSender<Event>);
 
 impl Sender {
-    /// Tells, if somebody listens.
+    /// Sends it, if somebody listens.
     pub fn send(&self, event: Event) {
         let _ = self.0.send(event);
     }

@@ -54,7 +54,7 @@ impl fmt::Display for Unwell {
 
 impl Error for Unwell {}
 
-/// Whoever read what we print has left: `sheave svc list | head` is no failure.
+/// The reader of our output has left: `sheave svc list | head` is not a failure.
 #[derive(Debug)]
 struct Unread;
 
@@ -82,7 +82,7 @@ fn written(result: io::Result<()>) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a remark beside the answer, which goes on without it.
+/// Prints a remark to stderr; whether that works does not matter.
 pub fn note(text: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }

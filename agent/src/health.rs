@@ -1,7 +1,7 @@
 //! Whether this node forwards as told: `/healthz`, `/livez` and `/readyz`.
 //!
-//! Judged by the age of work that was asked for and is not finished, so that a stuck engine is seen by those who ask,
-//! without asking the engine. Pure: the clock is the caller's.
+//! Judged by the age of requested work that is not finished, so that a stuck engine is noticed without asking it. Pure:
+//! the clock is the caller's.
 
 mod answer;
 

@@ -1,4 +1,4 @@
-//! Putting the programs to work, in place of those of whoever was here before, and keeping them there.
+//! Attaching the programs, in place of a predecessor's, and keeping them attached.
 
 use std::{mem, path::PathBuf};
 
@@ -20,7 +20,7 @@ use crate::{
     upkeep::Upkeep,
 };
 
-/// What attaching takes beside programs.
+/// What attaching needs besides programs.
 pub struct HookOptions {
     /// Whose links the programs go into.
     pub legacy: Legacy,
@@ -30,7 +30,7 @@ pub struct HookOptions {
     pub pins: Pins,
     /// Binding to a NodePort is refused.
     pub bind_protection: bool,
-    /// The device that swallows is there.
+    /// The discard device is there.
     pub has_discard: bool,
     /// What becomes of packets.
     pub packets: PacketOptions,
@@ -46,13 +46,13 @@ pub struct Hooks {
     maps: Vec<Pinned>,
     sockets: Vec<attach::Program>,
     packets: Option<(Packets, Ordered)>,
-    /// What is not as it should be, a sentence each.
+    /// What is not as it should be, one sentence each.
     warnings: Vec<String>,
 }
 
 impl Hooks {
-    /// Loads every program: nothing after this needs the right to. Also returns how the packet path, if there is one, is
-    /// told what is wanted.
+    /// Loads every program: nothing after this needs the right to. Also returns how the packet path, if there is one,
+    /// is told what is wanted.
     ///
     /// # Errors
     /// When the verifier refuses a program of sockets.

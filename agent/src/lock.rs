@@ -25,7 +25,7 @@ pub struct Locks {
 const TRIES: u32 = 10;
 
 impl Locks {
-    /// Takes all of them, making directories that are missing; whoever is refused may have made some.
+    /// Takes all of them, making directories that are missing; an agent that is refused may have made some.
     ///
     /// # Errors
     ///

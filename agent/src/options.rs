@@ -1,4 +1,4 @@
-//! What the operator chose, validated. Says nothing of flags: [`cli`](crate::cli) fills it in, tests write it down.
+//! What the operator chose, validated. Knows nothing of flags: [`cli`](crate::cli) fills it in, tests construct it.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,7 @@ pub struct AgentOptions {
     pub source: SourceOptions,
     /// This node's name, never empty.
     pub node_name: String,
-    /// Where the agent leaves its traces on the host.
+    /// Where the agent keeps its files on the host.
     pub paths: HostPaths,
     /// Root of the cgroup v2 tree whose sockets are translated; `None` = found from the mounts.
     pub cgroup_root: Option<PathBuf>,
@@ -40,8 +40,8 @@ pub struct AgentOptions {
     pub plan: PlanOptions,
     /// On which of the node's addresses NodePorts answer.
     pub node_port_addresses: NodePortAddresses,
-    /// Networks that ClusterIPs come from; an address in them that no Service has meets silence.
-    /// Those of ServiceCIDRs are known besides.
+    /// Networks that ClusterIPs come from; an address in them that no Service has is dropped
+    /// silently. ServiceCIDR objects add to them.
     pub service_cidrs: Vec<IpNet>,
     /// Services that are left alone.
     pub skip_services: BTreeSet<ServiceName>,
@@ -90,7 +90,7 @@ pub enum FromPods {
 pub enum TcAttach {
     /// By tcx where the kernel has it (Linux 6.6), else as filters of clsact.
     Auto,
-    /// As filters of clsact: beside tools that know nothing else.
+    /// As filters of clsact, for tools that know nothing else.
     Clsact,
 }
 
@@ -105,7 +105,7 @@ pub enum PodDetection {
     Within(BTreeSet<IpNet>),
     /// Those that come through this bridge.
     Bridge(String),
-    /// Those that come through a device whose name begins so.
+    /// Those that come through a device whose name has this prefix.
     Prefix(String),
     /// None.
     Never,
@@ -137,7 +137,7 @@ pub enum SourceOptions {
     },
 }
 
-/// Where the agent leaves its traces on the host. Two agents with different ones are two nodes.
+/// Where the agent keeps its files on the host. Two agents with different ones are two nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPaths {
     /// A mounted BPF filesystem, or a directory in one.
@@ -147,9 +147,9 @@ pub struct HostPaths {
 }
 
 impl HostPaths {
-    /// `bpffs` where nothing else is said.
+    /// Default of `bpffs`.
     pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
-    /// `run_dir` where nothing else is said.
+    /// Default of `run_dir`.
     pub const DEFAULT_RUN_DIR: &str = "/run/sheave";
 
     /// The unix socket that `svc` and `status` ask.

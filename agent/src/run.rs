@@ -255,7 +255,7 @@ impl Late {
     }
 }
 
-/// Closing sockets takes a look into every network namespace: not in the engine's thread.
+/// Closing sockets means entering every network namespace, so it has a thread of its own.
 fn start_closer(mut closer: Closer, metrics: Metrics) -> anyhow::Result<std::sync::mpsc::Sender<Vec<Stale>>> {
     let (send, receive) = std::sync::mpsc::channel::<Vec<Stale>>();
     let work = move || {
@@ -436,7 +436,7 @@ impl<D: Datapath + Counters> Core<D> {
         }
     }
 
-    /// Whoever asked may have gone; that is no concern of ours.
+    /// The asker may have gone away, which does not matter.
     fn answer(&self, request: Request) {
         match request {
             Request::Services { complete: true, .. } if !self.engine.is_synced() => {}

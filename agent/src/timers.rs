@@ -1,5 +1,5 @@
-//! When the engine's thread wakes up by itself: to try again what failed, to give back what has rested, and once an hour
-//! to compare everything, as kube-proxy does.
+//! When the engine's thread wakes up by itself: to try again what failed, to give back what has rested, and once an
+//! hour to compare everything, as kube-proxy does.
 //!
 //! Unlike kube-proxy's runner it keeps no minimum gap between two passes: a pass costs what changed, and what came
 //! together is planned together.

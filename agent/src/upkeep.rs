@@ -1,8 +1,8 @@
-//! What others took away behind the agent's back and the agent put back: tools, operators and other agents of a node
-//! detach programs, flush qdiscs and empty directories.
+//! What others removed and the agent put back: tools, operators and other agents on a node detach programs, flush
+//! qdiscs and empty directories.
 //!
 //! Each owner looks after its own things once in every [`PERIOD`] and notes here what it found; `status`, the metrics
-//! and the log are told from here.
+//! and the log report it from here.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-/// How long something may be missing before somebody looks. A look costs some hundred system calls.
+/// How long something may be missing before it is noticed. One round of checks costs some hundred system calls.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
-/// What can be taken away.
+/// What can be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// A program of the cgroup.
@@ -25,7 +25,7 @@ pub enum Part {
     Pin,
     /// The agent's socket.
     Socket,
-    /// The device that swallows what must meet silence.
+    /// The discard device.
     Discard,
 }
 
@@ -62,7 +62,7 @@ struct Notes {
 }
 
 impl Upkeep {
-    /// What a look at one thing gave: `false` = it was there, `true` = it was gone and is back.
+    /// The outcome of checking one thing: `false` = it was there, `true` = it was gone and is back.
     pub fn note<E: Display>(&self, part: Part, name: impl Display, outcome: Result<bool, E>) {
         let name = name.to_string();
         let mut notes = self.lock();
@@ -88,8 +88,8 @@ impl Upkeep {
         }
     }
 
-    /// The end of a look: one line for each kind of thing that was put back or cannot be, however many; a complaint
-    /// only once for as long as it stays the same.
+    /// Ends a round of checks: logs one line for each kind of thing that was put back or cannot be, however many; a
+    /// complaint only once for as long as it stays the same.
     pub fn report(&self) {
         let mut notes = self.lock();
         for (part, names) in std::mem::take(&mut notes.unreported) {

@@ -25,7 +25,7 @@ impl Backend {
 /// The endpoint runs on this node.
 pub const FLAG_LOCAL: u8 = 1;
 
-/// No backend: what a socket state holds whose connection goes into silence.
+/// No backend: what the state of a socket holds whose connection is dropped silently.
 pub const NO_BACKEND: u32 = u32::MAX;
 
 /// Bit of a `CONNECTIONS` word: the endpoint serves no more, datagram flows leave it. The agent

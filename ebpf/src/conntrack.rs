@@ -1,4 +1,5 @@
-//! Flows of the packet path. A flow has up to four entries, each the answer to "what becomes of this packet here?":
+//! Flows of the packet path. A flow has up to four entries, each of which says how to rewrite one kind of packet at one
+//! hook:
 //!
 //! | hook | packet | role | the entry names |
 //! |---|---|---|---|
@@ -7,8 +8,8 @@
 //! | ingress | backend → this node | [`ROLE_RETURN`] | the new destination: the client |
 //! | egress | backend → client | [`ROLE_REPLY`] | the new source: the frontend |
 //!
-//! The two in the middle exist only where the client is hidden from the backend. Sources are rewritten at egress only,
-//! so that reverse-path filters see every packet come from where it does come from.
+//! The two in the middle exist only if the client is masqueraded. Sources are rewritten at egress only,
+//! so that reverse-path filters see the address that a packet really comes from.
 use crate::{addr::Addr, proto};
 
 pod! {
@@ -96,7 +97,7 @@ pub const ROLE_MASQUERADE: u16 = 2;
 pub const ROLE_RETURN: u16 = 3;
 /// Bits of the role.
 pub const ROLE_MASK: u16 = 3;
-/// The client is hidden: its packets get this node's address at egress.
+/// The client is masqueraded: its packets get this node's address at egress.
 pub const FLAG_MASQUERADE: u16 = 1 << 2;
 /// The flow leads to a closed port of this node, which refuses it.
 pub const FLAG_REFUSED: u16 = 1 << 3;

@@ -1,7 +1,7 @@
 //! The map ABI: what the agent writes and the programs read. Compiled for the host and for BPF.
 //!
-//! Everything on the wire side is in network byte order; the agent converts at its rim. No struct has padding:
-//! padding in a key is uninitialised stack and would hash as garbage.
+//! Addresses and ports are in network byte order; the agent converts where it reads and writes maps. No struct has
+//! padding: padding in a key is uninitialised stack and would hash as garbage.
 #![cfg_attr(not(test), no_std)] // its own tests are host programs
 
 #[macro_use]
@@ -60,8 +60,8 @@ pub mod maps {
     pub const PICKS: &str = "PICKS";
     /// LPM trie: [`SourceRange`](crate::source_range::SourceRange) → 1.
     pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
-    /// LPM trie: [`Addr`](crate::addr::Addr) → 1 in the networks that ClusterIPs come from, where an address that nobody
-    /// has meets silence; 0 for one that somebody else serves.
+    /// LPM trie: [`Addr`](crate::addr::Addr) → 1 in the networks that ClusterIPs come from, where an address that no
+    /// Service has is dropped silently; 0 for an address that somebody else serves.
     pub const SERVICE_CIDRS: &str = "SERVICE_CIDRS";
     /// Hash the programs never read: service id → [`ServiceName`](crate::names::ServiceName).
     pub const NAMES: &str = "NAMES";
@@ -122,7 +122,7 @@ pub mod meta {
     pub const BACKEND_HIGH_WATER: u32 = 0;
     /// Boot-time seconds at which the agent last finished a reconcile; 0 = never.
     pub const LAST_RECONCILE: u32 = 1;
-    /// Boot-time seconds at which a program last made a flow whose client is hidden; 0 = there is none. While 0, no
+    /// Boot-time seconds at which a program last made a masqueraded flow; 0 = there is none. While 0, no
     /// packet to this node can be a reply of ours.
     pub const MASQUERADED_FLOWS: u32 = 2;
     /// Boot-time seconds at which a program last made a flow whose replies reach egress unmarked; 0 = there is none.
@@ -130,7 +130,7 @@ pub mod meta {
     /// Boot-time seconds up to which somebody reads `EVENTS`; 0 = nobody. While 0, nothing is recorded.
     pub const WATCHED_UNTIL: u32 = 4;
     /// 1 = devices of workloads have their programs; 0 = they have none while there is nothing for them to do, and a
-    /// client cannot be hidden from a workload of this node.
+    /// client cannot be masqueraded towards a workload of this node.
     pub const WORKLOAD_PROGRAMS: u32 = 5;
     /// 1 = those are the programs for clients: pods dial frontends packet by packet. For the agent's successor.
     pub const PODS_DIAL: u32 = 6;
@@ -145,7 +145,7 @@ pub mod meta {
 
 /// Names of the constants that the loader sets before the verifier sees the programs.
 pub mod globals {
-    /// u32: 1 where the kernel has `bpf_set_retval` (5.18); elsewhere a refused connect reads EPERM.
+    /// u32: 1 where the kernel has `bpf_set_retval` (5.18); elsewhere a refused connect fails with EPERM.
     pub const SET_RETVAL: &str = "SET_RETVAL";
     /// u64: cookie of the host's network namespace; 0 = unknown, nothing then counts as a socket of the host.
     pub const HOST_NETNS: &str = "HOST_NETNS";
@@ -155,8 +155,8 @@ pub mod globals {
     pub const LOOPBACK_NODE_PORTS: &str = "LOOPBACK_NODE_PORTS";
     /// u32: 1 = binding to a NodePort in the host's network namespace is refused.
     pub const BIND_PROTECTION: &str = "BIND_PROTECTION";
-    /// u32: 1 = the discard addresses are routed into a device that swallows everything; 0 = a connection that must
-    /// meet silence fails with ETIMEDOUT at once.
+    /// u32: 1 = the discard addresses are routed into a device that drops everything; 0 = a connection that should be
+    /// dropped silently fails with ETIMEDOUT at once.
     pub const DISCARD: &str = "DISCARD";
     /// u32: 1 where the kernel has `bpf_skc_to_mptcp_sock` (5.19) and MPTCP: what a subflow dials is remembered on the
     /// MPTCP socket, the one that is released.
@@ -165,16 +165,16 @@ pub mod globals {
     pub const TRACK_TCP: &str = "TRACK_TCP";
     /// u32: the first of two neighbouring bits of the packet mark that are ours, as a mask (1 << n).
     pub const MARK: &str = "MARK";
-    /// u32: lowest port that hides a client, host order.
+    /// u32: lowest source port for masqueraded clients, host order.
     pub const SNAT_FIRST: &str = "SNAT_FIRST";
-    /// u32: how many ports from there on hide clients.
+    /// u32: how many ports from there on are for masqueraded clients.
     pub const SNAT_COUNT: &str = "SNAT_COUNT";
-    /// u32: 1 = every client of a ClusterIP is hidden.
+    /// u32: 1 = every client of a ClusterIP is masqueraded.
     pub const MASQUERADE_ALL: &str = "MASQUERADE_ALL";
     /// u32: 1 = `POD_RANGES` says who is a pod; 2 = the device that a packet comes through does; 0 = nobody is, and
-    /// clients of a ClusterIP are not hidden.
+    /// clients of a ClusterIP are not masqueraded.
     pub const DETECT_PODS: &str = "DETECT_PODS";
-    /// u32: 1 = a client from outside is not hidden from a backend on this node, whatever the policy.
+    /// u32: 1 = a client from outside is not masqueraded towards a backend on this node, whatever the policy.
     pub const KEEP_CLIENT: &str = "KEEP_CLIENT";
     /// u32: 1 = pings of virtual addresses are answered.
     pub const ANSWER_PINGS: &str = "ANSWER_PINGS";
@@ -186,7 +186,7 @@ pub mod globals {
     pub const LINK_HEADER: &str = "LINK_HEADER";
 }
 
-/// Where connections go that must meet silence. The agent routes both addresses into a device that drops.
+/// Where connections are sent that must be dropped silently. The agent routes both addresses into a device that drops.
 pub mod discard {
     use core::net::{Ipv4Addr, Ipv6Addr};
 

@@ -1,4 +1,4 @@
-//! Names for people: who a service id is, readable while the agent is down and adopted by the next one.
+//! Names for people: which Service an id stands for, readable while the agent is down and adopted by the next one.
 
 /// Longest name that Kubernetes allows for a namespace, a Service and a port (DNS label).
 pub const MAX_NAME: usize = 63;

@@ -1,4 +1,4 @@
-//! What a service does with a connection: one word a scope, each switched by a single store.
+//! What a service does with a connection: one word per scope, each switched by a single store.
 
 /// Words a service has in `SERVICES`: the three scopes and the configuration.
 pub const WORDS_PER_SERVICE: u32 = 4;
@@ -35,7 +35,7 @@ pub const VERDICT_NONE: u8 = 0;
 pub const VERDICT_FORWARD: u8 = 1;
 /// No endpoint anywhere: refuse.
 pub const VERDICT_REJECT: u8 = 2;
-/// Endpoints exist, the Local policy leaves none: silence.
+/// Endpoints exist, but the Local policy leaves none: drop silently.
 pub const VERDICT_DROP: u8 = 3;
 
 /// The commit point of a scope: verdict (bits 63–60), Maglev flag (59), run length (bits 55–32), run offset (31–0).
@@ -109,10 +109,10 @@ pub const FLAG_SOURCE_RANGES: u32 = 1;
 pub const FLAG_HOST_ALLOWED: u32 = 1 << 1;
 /// Pods of this node are within the source ranges: the node's pod CIDRs are.
 pub const FLAG_PODS_ALLOWED: u32 = 1 << 2;
-/// Some pods of this node may be within the source ranges and some not: the packet path judges by their addresses what
-/// a socket that has none yet cannot say.
+/// Some pods of this node may be within the source ranges and some not: the packet path checks their addresses,
+/// since a socket that connects has none yet.
 pub const FLAG_PODS_BY_PACKET: u32 = 1 << 4;
-/// externalTrafficPolicy is Local: clients from outside are not hidden from the backend.
+/// externalTrafficPolicy is Local: clients from outside are not masqueraded.
 pub const FLAG_EXTERNAL_LOCAL: u32 = 1 << 3;
 
 /// A service's configuration in one word: affinity timeout in seconds (bits 63–32), flags (31–8), algorithm (7–0).

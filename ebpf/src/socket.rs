@@ -24,7 +24,7 @@ pub const CONNECTED: u16 = 1;
 pub const HAS_PEERS: u16 = 1 << 1;
 
 pod! {
-    /// A backend that a socket talks to, or the discard address when it meets silence.
+    /// A backend that a socket talks to, or the discard address if it is dropped silently.
     pub struct PeerKey [32] {
         /// The socket's cookie.
         pub cookie: u64,

@@ -1,5 +1,5 @@
-//! Cases from the field, as clients outside the nodes see them; numbers are those of docs/testing.md. What clients inside see
-//! is in the files of the socket path.
+//! Cases from the field, as clients outside the nodes see them; numbers are those of docs/testing.md. What clients
+//! inside see is in the files of the socket path.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The packet path for pods whose sockets the node's kernel does not see (Kata, gVisor) or shall not touch (meshes): the
-//! socket path is switched off for pods, every packet of theirs is translated.
+//! The packet path for pods whose sockets the node's kernel does not see (Kata, gVisor) or shall not touch (meshes):
+//! the socket path is switched off for pods, every packet of theirs is translated.
 
 use std::time::Duration;
 

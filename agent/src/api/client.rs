@@ -21,9 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// While the agent is away, it is called again so often.
 const CALL_AGAIN: Duration = Duration::from_millis(500);
 
-/// Whoever is told that what is watched went and came back.
+/// Learns when the thing that is watched goes away and comes back.
 pub trait Watched {
-    /// It is not there, or no more; may be called again and again.
+    /// It is not there, or no longer; may be called repeatedly.
     fn away(&mut self, why: &anyhow::Error);
     /// It is there.
     fn here(&mut self);

@@ -109,8 +109,8 @@ pub struct AgentArgs {
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
     refuse_unknown_ports: bool,
-    /// Networks that ClusterIPs come from, besides the cluster's ServiceCIDRs: connections to addresses in them that belong
-    /// to no Service are dropped instead of leaving the node
+    /// Networks that ClusterIPs come from, besides the cluster's ServiceCIDRs: connections to addresses in them that
+    /// belong to no Service are dropped instead of leaving the node
     #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
     service_cidrs: Vec<IpNet>,
     /// Let NodePorts answer on 127.0.0.1 and ::1, for processes in the host's network namespace
@@ -118,7 +118,8 @@ pub struct AgentArgs {
           default_missing_value = "true", help_heading = "Services")]
     loopback_nodeports: bool,
 
-    /// Translate only sockets in the host's network namespace: for meshes and VMs that need to see the Service's address
+    /// Translate only sockets in the host's network namespace: for meshes and VMs that need to see the Service's
+    /// address
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Sockets")]
     host_sockets_only: bool,

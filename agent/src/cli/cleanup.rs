@@ -31,7 +31,8 @@ pub struct CleanupArgs {
     /// Only print what would be removed
     #[arg(long)]
     dry_run: bool,
-    /// Keep running afterwards, until told to stop: a DaemonSet that cleans every node is ready when all of them are clean
+    /// Keep running afterwards, until told to stop: a DaemonSet that cleans every node is ready when all of them are
+    /// clean
     #[arg(long, conflicts_with = "dry_run")]
     stay: bool,
     /// Remove what a stopped kube-proxy left on this node, and nothing of sheave's

@@ -126,8 +126,8 @@ impl ListArgs {
     }
 }
 
-/// Prints a list once, or again and again. The maps are opened for every look, since `sheave cleanup` and the next agent
-/// may have put others in their place.
+/// Prints a list once, or again and again. The maps are opened for every look, since `sheave cleanup` and the next
+/// agent may have put others in their place.
 fn print<L: Listing>(format: FormatArgs, list: impl Fn() -> anyhow::Result<L>) -> anyhow::Result<()> {
     let watch = format.watch;
     let mut printer = Printer::new(format);

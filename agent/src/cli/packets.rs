@@ -19,20 +19,21 @@ pub struct PacketArgs {
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
     packet_path: bool,
-    /// Network devices that outside clients come in through [default: network cards, and every device with a default route]
+    /// Network devices that outside clients come in through [default: network cards, and every device with a default
+    /// route]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     devices: Vec<String>,
-    /// Translate what pods send packet by packet too. auto: while there is an SCTP Service, since the kernel has no hook
-    /// for SCTP sockets, and with --host-sockets-only; on: always, for pods whose sockets the host's kernel does not see
-    /// (Kata, gVisor, virtual machines)
+    /// Translate what pods send packet by packet too. auto: while there is an SCTP Service, since the kernel has no
+    /// hook for SCTP sockets, and with --host-sockets-only; on: always, for pods whose sockets the host's kernel does
+    /// not see (Kata, gVisor, virtual machines)
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = PodPacketsArg::Auto, num_args = 0..=1,
           require_equals = true, default_missing_value = "on")]
     pod_packets: PodPacketsArg,
     /// How to attach programs to devices: with tcx where the kernel has it, or always as filters of a clsact qdisc
     #[arg(long, value_enum, value_name = "HOW", default_value_t = AttachArg::Auto)]
     tc_attach: AttachArg,
-    /// Which clients count as pods: those with addresses in the cluster's pod networks, or only in this node's; those behind
-    /// a bridge, or behind devices with a common name prefix; or none
+    /// Which clients count as pods: those with addresses in the cluster's pod networks, or only in this node's; those
+    /// behind a bridge, or behind devices with a common name prefix; or none
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = DetectArg::Cluster)]
     detect_pods: DetectArg,
     /// The cluster's pod networks [default: the pod CIDRs of all Nodes]

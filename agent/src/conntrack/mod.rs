@@ -23,9 +23,9 @@ const REFUSED_TIMEOUT: u32 = 30;
 /// What an entry whose other half was pushed out of the full table is kept for, while packets come.
 const ORPHAN_TIMEOUT: u32 = 120;
 
-/// Puts on `gone` what is no longer wanted at `now`, in boot-time seconds, given one entry: nothing, the entry alone, or
-/// its whole flow. The entries of the two directions decide together; those that hide the client go with them. Reads
-/// other entries only where this one alone could be old enough.
+/// Puts on `gone` what is no longer wanted at `now`, in boot-time seconds, given one entry: nothing, the entry alone,
+/// or its whole flow. The entries of the two directions decide together; those that masquerade the client go with them.
+/// Reads other entries only where this one alone could be old enough.
 pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows, gone: &mut Vec<Tuple>) {
     let idle = |flow: &Flow| now.saturating_sub(seen::time(flow.seen));
     let is_over = match flow.role() {
@@ -72,9 +72,9 @@ pub fn reply_of(dial: &Tuple, flow: &Flow) -> Tuple {
 /// Which kinds of flows there are: what the programs' quick checks ask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
-    /// A client is hidden.
+    /// Some client is masqueraded.
     pub masqueraded: bool,
-    /// Replies reach egress unmarked: the client is not hidden, or a process of this node answers.
+    /// Replies reach egress unmarked: the client is not masqueraded, or a process of this node answers.
     pub plain: bool,
 }
 

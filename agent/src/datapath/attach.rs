@@ -159,7 +159,8 @@ pub(super) fn remove_pin(pin: &Path) -> Result<()> {
     }
 }
 
-/// Detaches everything and removes every pin below `pins.base`, all versions; says what was removed. `dry_run` only says.
+/// Detaches everything and removes every pin below `pins.base`, all versions; says what was removed. `dry_run` only
+/// says.
 ///
 /// # Errors
 /// When a pin cannot be removed.

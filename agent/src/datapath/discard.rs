@@ -16,14 +16,15 @@ use sheave_ebpf::discard::{V4, V6};
 /// Name of the device.
 pub const DEVICE: &str = "sheave-drop";
 
-/// Nobody's link-layer address (locally administered).
+/// A link-layer address that nobody has (locally administered).
 const NOBODY: [u8; 6] = [0x02, 0x53, 0x48, 0x45, 0x41, 0x56];
 
 /// Makes the device and both routes where they are missing, in the calling thread's network namespace. Says whether the
 /// device was missing.
 ///
 /// # Errors
-/// What the kernel said to the first step that failed; connections that should meet silence then fail with ETIMEDOUT.
+/// What the kernel said to the first step that failed; connections that should be dropped silently then fail with
+/// ETIMEDOUT.
 pub async fn ensure() -> anyhow::Result<bool> {
     let (connection, handle, _) = new_connection()?;
     let task = tokio::spawn(connection);

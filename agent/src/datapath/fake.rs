@@ -44,7 +44,7 @@ pub struct Fake {
     frontends: BTreeMap<FrontendKey, Frontend>,
     names: BTreeMap<u32, ServiceName>,
     source_ranges: BTreeMap<RangeKey, ()>,
-    /// Networks, and whether their addresses meet silence.
+    /// Networks, and whether their addresses are dropped silently.
     pub service_networks: BTreeMap<IpNet, bool>,
     words: HashMap<u32, u64>,
     slots: HashMap<u32, u32>,

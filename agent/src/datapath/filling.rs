@@ -1,5 +1,5 @@
-//! How full those hashes are that the programs fill. The kernel does not count the elements of an LRU hash, and pushes
-//! old ones out of a full one without a word; so somebody has to count.
+//! How full the hashes are that the programs fill. The kernel does not count the elements of an LRU hash, and silently
+//! evicts old ones when it is full; so we count them.
 
 use std::{
     sync::{
@@ -52,7 +52,7 @@ impl Filling {
 /// Counts again and again, in a thread of its own, for as long as the agent lives.
 ///
 /// # Errors
-/// When a map is not there, or there can be no more threads.
+/// When a map is not there, or no thread can be started.
 pub fn start(pins: &Pins, filling: Filling) -> anyhow::Result<()> {
     let open = |name: &str| {
         MapData::from_pin(pins.map(name)).map_err(|e| Error::Incompatible(format!("map {name}: {}", flatten(&e))))

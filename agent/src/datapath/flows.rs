@@ -1,4 +1,4 @@
-//! The flow table in the kernel: read, and kept free of what is over.
+//! The flow table in the kernel: reading it, and removing flows that have ended.
 
 use std::{
     sync::atomic::Ordering,
@@ -129,10 +129,10 @@ impl Flows {
     }
 }
 
-/// Starts a thread that makes passes for as long as the agent lives, and tells what each did.
+/// Starts a thread that makes passes for as long as the agent lives, and reports what each did.
 ///
 /// # Errors
-/// When there can be no more threads.
+/// When no thread can be started.
 pub fn start(flows: Flows, tell: impl Fn(Collected) + Send + 'static) -> std::io::Result<()> {
     let work = move || {
         loop {

@@ -1,5 +1,5 @@
 //! The ranges of addresses, one for each family, that have an entry for their unknown ports, or are a service CIDR's, so
-//! that programs need not look for all others in vain.
+//! that programs can skip the look-up for all other addresses.
 
 use sheave_ebpf::{
     addr::Addr,

@@ -1,4 +1,4 @@
-//! Looking after the socket path: its programs, every pin, and the device that swallows.
+//! Looking after the socket path: its programs, every pin, and the discard device.
 
 use tokio::time::sleep;
 

@@ -1,7 +1,8 @@
 //! Pinned objects by bpf(2): what aya 0.14 does not offer.
 //!
 //! Every map and link of ours is *held* besides being pinned: the descriptor keeps it alive when somebody removes the
-//! pin, and the pin keeps it alive when the agent dies. So neither loss is seen by traffic, and a lost pin is made anew.
+//! pin, and the pin keeps it alive when the agent dies. So traffic notices neither loss, and a lost pin can be made
+//! again.
 
 use std::{
     ffi::CString,

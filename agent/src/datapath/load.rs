@@ -54,13 +54,13 @@ pub struct Switches {
 pub struct PacketSwitches {
     /// The first of two neighbouring bits of the packet mark that are ours.
     pub mark_bit: u8,
-    /// First and last port that hide clients.
+    /// First and last source port for masqueraded clients.
     pub snat_ports: (u16, u16),
-    /// Every client of a ClusterIP is hidden.
+    /// Every client of a ClusterIP is masqueraded.
     pub masquerade_all: bool,
     /// What says who is a pod.
     pub pods: PodSign,
-    /// A client from outside is not hidden from a backend on this node.
+    /// A client from outside is not masqueraded towards a backend on this node.
     pub keep_client: bool,
     /// Pings of virtual addresses are answered.
     pub answer_pings: bool,

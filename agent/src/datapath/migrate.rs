@@ -1,8 +1,8 @@
 //! Taking over from an agent with another map layout (`docs/adr/0006-upgrades.md`).
 //!
 //! Maps that mean the same in both versions are taken over as they are: the very same objects, so that nothing is
-//! copied and nothing is lost between a copy and its use. Links are taken over by renaming their pins; our programs then
-//! go into them in one step, like into our own.
+//! copied and nothing is lost between a copy and its use. Links are taken over by renaming their pins; our programs
+//! then go into them in one step, like into our own.
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
@@ -51,7 +51,8 @@ const TOGETHER: [&str; 13] = [
     maps::PEERS,
     maps::CONNTRACK,
 ];
-/// Of those, what holds nothing but the sessions of clients: when it changes, sessions begin anew, and no more is lost.
+/// Of those, what holds nothing but the sessions of clients: when it changes, sessions start afresh, and nothing else
+/// is lost.
 const SESSIONS: [&str; 5] = [maps::CURSORS, maps::AFFINITY, maps::SOCKETS, maps::PEERS, maps::CONNTRACK];
 
 impl Legacy {
@@ -77,13 +78,14 @@ impl Legacy {
         Ok(Self(found))
     }
 
-    /// Nobody was here.
+    /// There is no other version's state.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Takes over the maps that mean the same, before ours are made. All at once: killed in the middle, it begins anew.
+    /// Takes over the maps that mean the same, before ours are made. All at once: if it is killed in the middle, the
+    /// next start begins again.
     ///
     /// # Errors
     /// When a pin cannot be made.

@@ -47,7 +47,7 @@ use sheave_ebpf::{
 
 use crate::{lb::ReadTables, options::HostPaths};
 
-/// What can go wrong below; typed where somebody branches.
+/// What can go wrong in the datapath; typed where a caller decides by it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A map has no room left.
@@ -101,7 +101,7 @@ pub struct Limits {
     pub peers: u32,
     /// `SOURCE_RANGES`.
     pub source_ranges: u32,
-    /// `CONNTRACK`: a flow has two entries, or four when its client is hidden.
+    /// `CONNTRACK`: a flow has two entries, or four if its client is masqueraded.
     pub conntrack: u32,
 }
 
@@ -122,7 +122,7 @@ impl Default for Limits {
 /// An LPM key: prefix length in bits, and the data.
 pub type RangeKey = (u32, SourceRange);
 
-/// Connected sockets that nothing else tells to look for another peer: they are to be closed.
+/// Connected sockets that are to be closed, because nothing else tells them to look for another peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stale {
     /// Sockets that this service sent to a backend which left it, or serves no more.
@@ -136,11 +136,12 @@ pub enum Stale {
         /// IANA protocol number.
         proto: u8,
     },
-    /// Sockets that dialled a frontend while it met silence; UDP also: while it led nowhere, or to another service.
+    /// Sockets that dialled a frontend while it was dropped silently; for UDP, also while it led nowhere or to another
+    /// service.
     Frontend {
         /// Who has it now.
         service: u32,
-        /// It met silence under this service too, until now.
+        /// It was dropped silently under this service too, until now.
         was_silent: bool,
         /// Address.
         addr: Addr,
@@ -169,18 +170,18 @@ pub trait Datapath {
     fn name(&self, service: u32) -> Option<ServiceName>;
     /// Names a service id.
     fn put_name(&mut self, service: u32, name: &ServiceName) -> Result<()>;
-    /// The id stands for nobody any more.
+    /// Removes the name: the id stands for no service any more.
     fn remove_name(&mut self, service: u32) -> Result<()>;
 
     /// All source ranges.
     fn source_ranges(&self) -> Result<Vec<RangeKey>>;
     /// Admits a network.
     fn put_source_range(&mut self, range: &RangeKey) -> Result<()>;
-    /// Admits it no more.
+    /// No longer admits a network.
     fn remove_source_range(&mut self, range: &RangeKey) -> Result<()>;
 
-    /// Makes `SERVICE_CIDRS` hold these networks, with whether their addresses meet silence, by writing what differs. What
-    /// else it holds stays unless `complete`.
+    /// Makes `SERVICE_CIDRS` hold these networks, each with whether its addresses are dropped silently, by writing what
+    /// differs. Whatever else it holds stays, unless `complete`.
     fn set_service_networks(&mut self, networks: &BTreeMap<IpNet, bool>, complete: bool) -> Result<()>;
 
     /// A word of `SERVICES`; 0 beyond its end.
@@ -236,7 +237,7 @@ pub fn open_flows(paths: &HostPaths) -> anyhow::Result<flows::Flows> {
 /// Lets the programs tell what they do, and reads it.
 ///
 /// # Errors
-/// When nothing is pinned, it is not what this build expects, or somebody reads already.
+/// When nothing is pinned, it is not what this build expects, or somebody is reading already.
 pub fn open_watch(paths: &HostPaths) -> anyhow::Result<watch::Watch> {
     Ok(watch::Watch::open(&pinned(paths)?)?)
 }

@@ -43,7 +43,7 @@ use crate::{
 /// Networks whose addresses are pods', and whether they are this node's.
 pub type PodRanges = BTreeMap<IpNet, bool>;
 
-/// How often is looked whether the programs ask for company on workload devices.
+/// How often to check whether the programs need those of workload devices.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What the plan wants of the packet path.
@@ -64,7 +64,7 @@ pub struct Control {
     workloads: watch::Receiver<bool>,
 }
 
-/// Where [`Control`] leads to.
+/// The other end of [`Control`].
 pub struct Ordered {
     orders: watch::Receiver<Option<Orders>>,
     tell: watch::Sender<bool>,
@@ -152,7 +152,7 @@ impl Packets {
         })
     }
 
-    /// How it is told what is wanted.
+    /// The channel through which it learns what is wanted.
     #[must_use]
     pub fn control(&self) -> (Control, Ordered) {
         let (give, orders) = watch::channel(None);
@@ -160,7 +160,7 @@ impl Packets {
         (Control { orders: give, workloads }, Ordered { orders, tell })
     }
 
-    /// Brings the kernel in step with the devices there are. What fails is told and left for the next call.
+    /// Updates the kernel to the devices there are. What fails is logged and left for the next call.
     pub fn set_devices(&mut self, devices: &[Device], upkeep: &Upkeep) {
         if let Err(error) = self.write_addresses(devices) {
             tracing::warn!(%error, "cannot update this node's addresses for the packet path");
@@ -287,7 +287,7 @@ pub fn detach(pins: &Pins) -> Result<()> {
     tc::prune(pins, &|_| false)
 }
 
-/// Keeps the packet path in step for as long as its control lives. Before the first orders, what a predecessor left
+/// Keeps the packet path up to date for as long as its control lives. Before the first orders, what a predecessor left
 /// stays.
 pub fn start(mut packets: Packets, ordered: Ordered, devices: watch::Receiver<Vec<Device>>, upkeep: Upkeep) {
     packets.set_devices(&devices.borrow(), &upkeep);
@@ -339,8 +339,8 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
     }
 }
 
-/// What a device lends to hidden clients: its own first address, else that of the device with the default route, which
-/// a workload of this node reaches as well.
+/// The addresses that a device lends to masqueraded clients: its own first address, else that of the device with the
+/// default route, which a workload of this node reaches as well.
 fn lent(device: &Device, devices: &[Device]) -> Lent {
     let uplinks = devices.iter().filter(|device| device.has_default_route);
     let others = uplinks.chain(devices);

@@ -2,8 +2,8 @@
 //! that its peer is gone. SOCK_DESTROY over NETLINK_SOCK_DIAG, in every network namespace; only sockets that `PEERS`
 //! knows we sent there, never one that dialled the pod itself.
 //!
-//! And sockets that dialled a frontend before it led anywhere: those that wait in silence, connected to the discard
-//! address, and datagram sockets connected to the virtual address itself.
+//! And sockets that dialled a frontend before it led anywhere: those that wait for an answer in vain, connected to the
+//! discard address, and datagram sockets connected to the virtual address itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,7 +61,8 @@ pub struct Closer {
 struct Wanted {
     /// Protocol, address and port → the services that no longer lead there.
     backends: BTreeMap<(u8, Addr, u16), BTreeSet<u32>>,
-    /// Protocol, address and port → the service that has it now, and whether it met silence under that one too.
+    /// Protocol, address and port → the service that has it now, and whether it was dropped silently under that one
+    /// too.
     frontends: BTreeMap<(u8, Addr, u16), (u32, bool)>,
 }
 

@@ -1,4 +1,4 @@
-//! Why the kernel does not take a program, in a sentence.
+//! Why the kernel refused a program, in one sentence.
 
 use aya::programs::ProgramError;
 

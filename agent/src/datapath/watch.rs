@@ -1,5 +1,5 @@
-//! Reading what the programs tell (`sheave monitor`). They tell only while somebody reads, and one may read at a time:
-//! a ring buffer has one place up to which it has been read.
+//! Reading the programs' records (`sheave monitor`). They write records only while somebody reads, and only one reader
+//! is allowed at a time: a ring buffer has a single read position.
 
 use std::{
     fs::{File, TryLockError},

@@ -1,4 +1,5 @@
-//! The core: what was told, what follows from it, what the kernel has. Synchronous, owned by one thread.
+//! The core: the cluster's state, the plan that follows from it, and what the kernel has. Synchronous, owned by one
+//! thread.
 
 mod checks;
 mod context;
@@ -32,7 +33,7 @@ use checks::Checks;
 use networks::ServiceNetworks;
 pub use views::StatusInput;
 
-/// What the engine is told once.
+/// What the engine needs to know from the start.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// This node's name.
@@ -41,7 +42,7 @@ pub struct EngineOptions {
     pub plan: PlanOptions,
     /// Where NodePorts answer.
     pub node_ports: NodePortAddresses,
-    /// Networks that ClusterIPs come from, beside those of the ServiceCIDRs.
+    /// Networks that ClusterIPs come from, besides the ServiceCIDRs.
     pub service_cidrs: Vec<IpNet>,
 }
 
@@ -63,7 +64,7 @@ pub struct Engine<D> {
     all_dirty: bool,
     /// The first full pass after the sources were in step is done.
     is_ready: bool,
-    /// What nobody wants is still to be removed.
+    /// What is no longer wanted is still to be removed.
     prune_due: bool,
     /// Groups to be written: touched by the plan, or failed before.
     pending: BTreeSet<Arc<GroupKey>>,
@@ -96,7 +97,7 @@ impl<D: Datapath> Engine<D> {
         }
     }
 
-    /// Takes in what a source tells; [`flush`](Self::flush) acts on it.
+    /// Takes in an update of a source; [`flush`](Self::flush) acts on it.
     pub fn update(&mut self, update: Update) {
         let Changes { services, nodes, service_cidrs, noted } = self.state.apply(update);
         self.networks.is_dirty |= service_cidrs;
@@ -323,8 +324,8 @@ impl<D: Datapath> Engine<D> {
         self.write_networks();
     }
 
-    /// After the frontends: an address that has one meets no silence on the way. Before the ServiceCIDRs are known,
-    /// those that a predecessor knew stay.
+    /// After the frontends, so that an address that is getting one is not dropped in between. Before the ServiceCIDRs
+    /// are known, those that a predecessor knew stay.
     fn write_networks(&mut self) {
         if !self.networks.is_dirty {
             return;

@@ -36,7 +36,7 @@ impl ServiceNetworks {
         self.is_dirty |= before != addresses;
     }
 
-    /// Networks, and whether their addresses meet silence.
+    /// Networks, and whether their addresses are dropped silently.
     pub(super) fn wanted(&self, configured: &[IpNet], listed: Option<BTreeSet<IpNet>>) -> BTreeMap<IpNet, bool> {
         let silent = configured.iter().copied().chain(listed.into_iter().flatten());
         let left_alone = self.left_alone.values().flatten();

@@ -1,4 +1,4 @@
-//! The words of kube-proxy 1.36, byte for byte.
+//! Response bodies, byte for byte those of kube-proxy 1.36.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use crate::model::Family;
 pub enum Probe {
     /// Should a load balancer send traffic to this node?
     Healthz,
-    /// Does the agent work, whatever becomes of the node?
+    /// Does the agent work, whatever the Node says?
     Livez,
     /// Has the kernel everything that the agent knew at its start? kube-proxy does not have this one.
     Readyz,

@@ -1,4 +1,4 @@
-//! How long ago what is being programmed was asked for.
+//! How long ago the changes that are being programmed were made.
 
 use std::collections::BTreeMap;
 

@@ -113,8 +113,8 @@ impl<'a> Offers<'a> {
 
     /// The endpoints of (`port_name`, `protocol`) in `family`, sorted by address and port.
     ///
-    /// One IP:port may appear several times, within a slice and across slices; it counts once and is as good as its best
-    /// appearance, so that the answer depends on the objects only, never on the order of their arrival (14.5).
+    /// One IP:port may appear several times, within a slice and across slices; it counts once and is as good as its
+    /// best appearance, so that the answer depends on the objects only, never on the order of their arrival (14.5).
     #[must_use]
     pub fn endpoints(&self, port_name: &str, protocol: Protocol, family: Family) -> Vec<PortEndpoint<'a>> {
         self.0.get(&(port_name, protocol, family)).map_or_else(Vec::new, |offers| merge(offers))

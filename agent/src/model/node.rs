@@ -1,4 +1,4 @@
-//! Nodes: whose addresses are whose, and where this one stands.
+//! Nodes: their addresses, pod networks and zones.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! The state of the cluster as told so far.
+//! The state of the cluster as known so far.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use super::{
     service_cidr::ServiceCidr,
 };
 
-/// What a source tells. Complete lists come first, and again whenever a watch had to start over.
+/// What a source reports. Complete lists come first, and again whenever a watch had to start over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update {
     /// All Services there are; whatever else was known is gone.
@@ -156,7 +156,7 @@ impl State {
         Some(self.service_cidrs.as_ref()?.values().flatten().copied().collect())
     }
 
-    /// Takes in what a source tells; says what that touched. An update that changes nothing touches nothing.
+    /// Takes in an update; says what it touched. An update that changes nothing touches nothing.
     pub fn apply(&mut self, update: Update) -> Changes {
         let mut changes = Changes::default();
         match update {

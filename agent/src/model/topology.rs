@@ -1,8 +1,9 @@
 //! Which endpoints may be chosen: kube-proxy's rules, as a pure function.
 //!
-//! 1. Ready endpoints come first. 2. Where there are none, those that are serving and terminating take their place.
-//! 3. Hints narrow the cluster-wide set to this node or zone, when every ready endpoint has them and one names us.
-//! 4. Traffic is refused only when no endpoint anywhere could take it; else a Local policy without local endpoints drops.
+//! 1. Ready endpoints come first.
+//! 2. If there are none, those that are serving and terminating take their place.
+//! 3. Hints narrow the cluster-wide set to this node or zone, if every ready endpoint has them and one names us.
+//! 4. Traffic is refused only if no endpoint anywhere could take it; a Local policy without local endpoints drops it.
 //! 5. `ready` is what the slice says, not worked out from the other conditions.
 
 use super::endpoint::PortEndpoint;
@@ -46,7 +47,7 @@ pub struct Categories {
     pub cluster: Option<Vec<usize>>,
     /// For policy Local; `None` = not used.
     pub local: Option<Vec<usize>>,
-    /// Whether any endpoint could take traffic somewhere: decides refusal against silence.
+    /// Whether any endpoint could take traffic somewhere: if not, traffic is refused, else dropped.
     pub has_any: bool,
 }
 

@@ -7,7 +7,7 @@ const FULL: u8 = 100;
 const MAX_WEIGHTED_SLOTS: u64 = 16_384;
 
 /// Slots for each member, in order, as few as keep the proportions. 0 is kept for existing connections only, unless
-/// nobody has more: then all are alike, for a Service with endpoints must not go silent over an annotation.
+/// nobody has more: then all are alike, because an annotation must not silence a Service that has endpoints.
 pub(super) fn weights(members: impl Iterator<Item = Option<u8>>) -> Vec<u32> {
     let mut slots: Vec<u32> = members.map(|weight| u32::from(weight.unwrap_or(FULL))).collect();
     let divisor = slots.iter().copied().fold(0, gcd);

@@ -39,8 +39,8 @@ struct Group {
     plan: GroupPlan,
 }
 
-/// The smallest owns: the Service whose ClusterIP it is, which the API server gives to one only; then the older Service,
-/// then the name, so that every node says the same.
+/// The smallest owns: the Service whose ClusterIP it is, which the API server gives to one only; then the older
+/// Service, then the name, so that every node says the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     /// The address is a wish, not given by the cluster (CVE-2020-8554).
@@ -53,7 +53,7 @@ struct Claim {
 /// What an update changed in the desired state.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Groups that are new, gone or planned anew, or that gained or lost a contested frontend.
+    /// Groups that are new, gone or have a new plan, or that gained or lost a contested frontend.
     pub groups: BTreeSet<Arc<GroupKey>>,
     /// Entries for unknown ports that nobody asked for before.
     pub unknown_ports_added: BTreeSet<FrontendKey>,
@@ -80,7 +80,7 @@ impl Tables {
         self.groups.get(service).into_iter().flatten().map(|group| (&group.key, &group.plan))
     }
 
-    /// One group; `None` = it shall not exist.
+    /// One group; `None` = it should not exist.
     #[must_use]
     pub fn plan(&self, key: &GroupKey) -> Option<&GroupPlan> {
         find(self.groups.get(&key.service)?, key)
@@ -111,7 +111,8 @@ impl Tables {
         self.losers.len()
     }
 
-    /// Some Service may be dialled from outside the cluster: it has a NodePort, a load balancer's or an external address.
+    /// Some Service may be dialled from outside the cluster: it has a NodePort, a load balancer's or an external
+    /// address.
     #[must_use]
     pub const fn serves_outsiders(&self) -> bool {
         self.for_outsiders > 0
@@ -241,7 +242,7 @@ impl Tables {
         }
     }
 
-    /// Owners come before everyone else who asks, and nobody waits for what nobody has.
+    /// An owner comes before all other claims, and no claim waits for a frontend without an owner.
     fn check(&self) -> bool {
         self.losers.iter().all(|(frontend, losers)| {
             let owner = self.owners.get(frontend);

@@ -24,7 +24,7 @@ use crate::{
 pub(super) const SCOPES: [Scope; 3] = [Scope::Cluster, Scope::Inside, Scope::Outside];
 
 impl<D: Datapath> Reconciler<D> {
-    /// Takes over the tables, whoever wrote them and wherever they stopped.
+    /// Takes over the tables, whichever agent wrote them and wherever it stopped.
     ///
     /// # Errors
     /// When a map cannot be read.
@@ -48,7 +48,7 @@ impl<D: Datapath> Reconciler<D> {
         Ok(reconciler)
     }
 
-    /// Forgets what it believes and reads the tables again: what somebody else changed is mended by the next pass.
+    /// Forgets what it knows and reads the tables again: what somebody else changed is corrected by the next pass.
     ///
     /// # Errors
     /// When a map cannot be read.

@@ -2,7 +2,7 @@
 //!
 //! | step | write | why then |
 //! |---|---|---|
-//! | 1 | name of a new service id | a killed agent's successor knows whose the rest is |
+//! | 1 | name of a new service id | a killed agent's successor knows what the rest belongs to |
 //! | 2 | new backends | nothing names them yet |
 //! | 3 | source ranges to add, configuration | each readable on its own |
 //! | 4 | the new run, into free room | nothing names it yet |
@@ -39,7 +39,7 @@ use crate::{
 };
 use rest::Resting;
 
-/// The entry for unknown ports; nobody owns it.
+/// The entry for unknown ports; it has no owner.
 const UNKNOWN_PORT: Frontend = Frontend { service: 0, kind: KIND_UNKNOWN_PORT };
 
 /// What tells backends of one service apart; any change is another backend, since an id in use is never rewritten.
@@ -166,7 +166,7 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
-    /// Removes what nobody wants: groups and entries for unknown ports that are not wanted, frontends and ranges
+    /// Removes what is no longer wanted: groups and entries for unknown ports that are not wanted, frontends and ranges
     /// without an owner. Only to be called once every source has delivered its first complete list (invariant 3).
     ///
     /// # Errors

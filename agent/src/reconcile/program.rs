@@ -305,7 +305,7 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
-    /// Datagram flows leave backends that serve no more, and may stay with those that do.
+    /// Datagram flows leave backends that no longer serve, and may stay with those that do.
     fn retire(&mut self, plan: &GroupPlan) -> Result<()> {
         let Some(group) = self.groups.get(&plan.key) else { return Ok(()) };
         for backend in &plan.backends {
@@ -448,14 +448,14 @@ impl<D: Datapath> Reconciler<D> {
     }
 }
 
-/// Whether somebody may be let in who waits in silence outside the source ranges.
+/// Whether clients may now be admitted that were dropped for being outside the source ranges.
 const fn admits_more(old: Config, new: Config) -> bool {
     let (old, new) = (old.flags(), new.flags());
     new & !old & (FLAG_HOST_ALLOWED | FLAG_PODS_ALLOWED | FLAG_PODS_BY_PACKET) != 0
         || old & !new & FLAG_SOURCE_RANGES != 0
 }
 
-/// Sockets that met something else here than `service`, or its silence.
+/// Sockets that found something other than `service` here, or were dropped by it.
 fn dialled_before(key: &FrontendKey, service: u32, was_silent: bool) -> Stale {
     let FrontendKey { addr, port, proto, zero: _ } = *key;
     Stale::Frontend { service, was_silent, addr, port, proto }

@@ -1,4 +1,5 @@
-//! What is no longer named rests before it is used again: a running program may still hold it, a connection count on it.
+//! What is no longer named rests before it is used again: a running program may still hold it, a connection count on
+//! it.
 
 use std::collections::BTreeSet;
 
@@ -67,7 +68,7 @@ impl<D: Datapath> Reconciler<D> {
     /// Gives back what has rested long enough. Waits for a grace period when something fresh rests.
     ///
     /// # Errors
-    /// When there is no grace period to be had. What the kernel refuses to free goes on resting.
+    /// When there can be no grace period. What the kernel refuses to free keeps resting.
     pub fn reclaim(&mut self) -> Result<()> {
         if self.resting.has_fresh() {
             self.grace()?;

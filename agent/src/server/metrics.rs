@@ -1,4 +1,4 @@
-//! The server on 10249: scrapers, and whoever wants to know what runs here.
+//! The server on 10249: metrics, and what is running here with which settings.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `/metrics/slis`, as every Kubernetes component has it: how often it was asked whether it is well, and what it said.
+//! `/metrics/slis`, as every Kubernetes component has it: how often its health was asked for, and the answers.
 
 use std::sync::Arc;
 

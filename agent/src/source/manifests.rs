@@ -1,9 +1,9 @@
 //! A directory of manifests, read and then watched: `*.yaml`, `*.yml` and `*.json`.
 //!
 //! A file counts once its writer is done with it: renamed into place, closed, or quiet for half a minute; until then
-//! what it said before counts. An empty file counts only when it is closed. A ConfigMap volume works too: there the files
-//! are symbolic links through `..data`, which is renamed. Where the filesystem tells no events, as across a network or
-//! behind a link to elsewhere, a file counts when it has not changed for five seconds.
+//! what it said before counts. An empty file counts only when it is closed. A ConfigMap volume works too: there the
+//! files are symbolic links through `..data`, which is renamed. Where the filesystem tells no events, as across a
+//! network or behind a link to elsewhere, a file counts when it has not changed for five seconds.
 
 mod changes;
 mod claims;

@@ -19,7 +19,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::model::Update;
 
-/// What a source tells.
+/// What a source reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
     /// An object, or the complete list of a kind, as it is now. The first of each kind is always a complete list.

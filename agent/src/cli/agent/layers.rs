@@ -1,4 +1,4 @@
-//! Command line, environment, kube-proxy's flags, file, defaults: which of them says what holds.
+//! Command line, environment, kube-proxy's flags, file, defaults: which of them takes precedence.
 
 use std::{ffi::OsString, fmt::Write as _, fs, path::PathBuf};
 

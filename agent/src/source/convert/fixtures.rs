@@ -183,7 +183,7 @@ impl Slice {
         self
     }
 
-    /// Endpoints in the notation of 0.2, separated by `;`: an address, or its end if it begins with a dot and follows
+    /// Endpoints in the notation above, separated by `;`: an address, or its end if it begins with a dot and follows
     /// `base`; `R`, `U`, `ST`, `T`, `S` or `R+T`; `L` for this node or `@name` for another; zone hints `za` or
     /// `z{ab}`; node hints `n1`. Without a state the conditions are absent.
     pub(crate) fn endpoints(mut self, base: &str, text: &str) -> Self {
