@@ -38,13 +38,13 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Start it, or bring what runs to what is asked for; builds what it needs, once
+    /// Start the cluster, or change a running one to match; builds what it needs, once
     Up(Up),
-    /// End and remove all of it
+    /// Stop and remove all of it
     Down,
-    /// What runs
+    /// Show what is running
     Status,
-    /// kubectl, as the cluster's administrator, from outside of the nodes
+    /// Run kubectl as the cluster's administrator, from outside the nodes
     #[command(disable_help_flag = true)]
     Kubectl {
         /// As for kubectl
@@ -84,7 +84,7 @@ pub struct Up {
     /// What serves Services
     #[arg(long, value_enum, default_value_t = Proxy::Sheave)]
     pub proxy: Proxy,
-    /// An archive of sheave's image, instead of one made of this checkout
+    /// An archive of sheave's image, instead of one built from this checkout
     #[arg(long, value_name = "FILE")]
     pub image: Option<PathBuf>,
 }

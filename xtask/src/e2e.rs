@@ -1,4 +1,4 @@
-//! `cargo xtask e2e`: Kubernetes' own tests against the cluster, from a client outside of the nodes, several at a time;
+//! `cargo xtask e2e`: Kubernetes' own tests against the cluster, from a client outside the nodes, several at a time;
 //! then one table and one last line.
 
 mod report;
@@ -28,19 +28,19 @@ const FEATURES: &str = r"\[Feature:";
 /// What to test.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Regular expression: tests whose full names match are run
+    /// Run tests whose full names match this regular expression
     #[arg(long, default_value = r"\[sig-network\] Services")]
     pub focus: String,
-    /// Regular expression: of those, tests that match are not, beside what cannot be tested here
+    /// Leave out tests whose full names match this regular expression, besides those that cannot run here
     #[arg(long, default_value = FEATURES)]
     pub skip: String,
     /// The cluster to have; one that runs is taken and changed if need be
     #[command(flatten)]
     pub cluster: Up,
-    /// Tests at the same time; most of them wait most of the time
+    /// How many tests run at the same time; most of them mostly wait
     #[arg(long, default_value_t = 5)]
     pub procs: u8,
-    /// End everything after so many minutes: what has not run then has failed
+    /// Stop after this time; what has not run by then has failed
     #[arg(long, default_value_t = 120, value_name = "MINUTES")]
     pub limit: u64,
     /// Give addresses to Services of type LoadBalancer while the tests run

@@ -35,7 +35,7 @@ pub struct Args {
     /// The archive [default: target/image/sheave-VERSION-ARCHITECTURE.tar]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Instead of an archive, put the image's files into this folder; the Dockerfile takes them from there
+    /// Put the image's files into this folder instead of an archive; the Dockerfile takes them from there
     #[arg(long, value_name = "DIR", conflicts_with_all = ["name", "output"])]
     rootfs: Option<PathBuf>,
 }

@@ -18,17 +18,17 @@ use crate::{
 /// What to test.
 #[derive(clap::Args)]
 pub struct Args {
-    /// lint, unit, load, netns, api, helm …, or the name of one file in tests/tests; everything when not given
+    /// lint, unit, load, netns, api, helm …, or the name of one file in tests/tests [default: everything]
     suite: Option<String>,
     /// Run only tests whose names contain this
     filter: Option<String>,
-    /// Tests of one file that run at the same time
+    /// How many tests of one file run at the same time
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
-    /// Everything that CI runs: afterwards the tests on other kernels, and Kubernetes' own on a cluster
+    /// Everything that CI runs: also the tests on other kernels, and Kubernetes' own tests on a cluster
     #[arg(long, conflicts_with_all = ["suite", "filter"])]
     all: bool,
-    /// With --all: leave out what would not be done after so many minutes
+    /// With --all: leave out stages that would not finish within this time
     #[arg(long, default_value_t = 70, value_name = "MINUTES")]
     budget: u64,
 }

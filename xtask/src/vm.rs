@@ -38,9 +38,9 @@ const PROGRAMS: [&str; 3] = ["sheave", "sheave-client", "sheave-echo"];
 /// What to boot and run.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Such as 6.1 or newest; all of tests/kernels.toml when none is given
+    /// Kernels, such as 6.1 or newest [default: all in tests/kernels.toml]
     kernels: Vec<String>,
-    /// Files of tests/tests to run, beside `sheave check`
+    /// Files of tests/tests to run, besides `sheave check`
     #[arg(long, value_delimiter = ',', default_values = ["load", "kernels"])]
     tests: Vec<String>,
     /// Run only tests whose names contain this
@@ -49,7 +49,7 @@ pub struct Args {
     /// Machines that run at the same time
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Boot two machines of the newest kernel as two nodes, too; without kernels to choose that is done anyway
+    /// Also boot two machines with the newest kernel as two nodes; done anyway if no kernels are named
     #[arg(long)]
     pair: bool,
     /// Look for newer point releases than those in the cache

@@ -13,7 +13,7 @@ struct Cli {
     /// Measure only this
     #[arg(long, value_enum)]
     only: Vec<Measured>,
-    /// A short run over small clusters, to see that it works; the numbers say nothing
+    /// A short run over small clusters, to see that it works; the numbers mean nothing
     #[arg(long)]
     quick: bool,
     /// Write the numbers to this file as well

@@ -72,7 +72,7 @@ fn show(keep: bool) -> Result<()> {
 
     let client = client_pod.place.client()?;
     let others = [("n1", n1.host.client()?), ("n2", n2.host.client()?)];
-    title("A pod dials: IPv4, IPv6, an IPv6 socket with an IPv4 address, UDP in both manners, nobody");
+    title("A pod connects by IPv4, IPv6 and a v4-mapped address, by UDP, connected and not, and to an empty Service");
     dial("pod", &client, Way::Tcp, "10.96.0.20:80", 10)?;
     dial("pod", &client, Way::Tcp, "[2001:db8:f::20]:80", 10)?;
     dial("pod", &client, Way::Tcp, "[::ffff:10.96.0.20]:80", 10)?;
@@ -80,12 +80,12 @@ fn show(keep: bool) -> Result<()> {
     dial("pod", &client, Way::UdpSendto, "10.96.0.10:53", 3)?;
     dial("pod", &client, Way::Tcp, "10.96.0.10:53", 3)?;
     dial("pod", &client, Way::Tcp, "10.96.0.30:80", 1)?;
-    title("The nodes themselves dial, by ClusterIP and by NodePort");
+    title("The nodes themselves connect, by ClusterIP and by NodePort");
     for (name, client) in &others {
         dial(name, client, Way::Tcp, "10.96.0.20:80", 10)?;
         dial(name, client, Way::Tcp, "127.0.0.1:30080", 10)?;
     }
-    title("The client outside dials node ports, and a load-balancer address that the router sends to n1");
+    title("The client outside connects to NodePorts, and to a load-balancer address that the router sends to n1");
     lab.route("203.0.113.0/24", n1)?;
     let outside = lab.outside.client()?;
     for to in ["192.0.2.11:30080", "192.0.2.12:30080", "[2001:db8::11]:30080", "203.0.113.20:80"] {
@@ -95,7 +95,7 @@ fn show(keep: bool) -> Result<()> {
     scale(&lab, &client)?;
     outlive(&mut agents[0], &client)?;
     if keep {
-        title("Left running; to play with it, as root");
+        title("Left running; to explore it, as root");
         explain(&lab, &client_pod.place, &agents[0])?;
     } else {
         title("Everything is removed again; `cargo xtask demo --keep` leaves it running");
@@ -109,7 +109,7 @@ fn scale(lab: &Lab, client: &Client) -> Result<()> {
     let file = lab.manifests.join("web.yaml");
     let before = fs::read_to_string(&file)?;
     let after = before.replace("#- {addresses: [10.244.2.11]", "- {addresses: [10.244.2.11]");
-    ensure!(before != after, "docs/examples/web.yaml has no endpoint to take the mark from");
+    ensure!(before != after, "docs/examples/web.yaml has no endpoint that is commented out");
     fs::write(&file, after)?;
     let start = Instant::now();
     eventually("web-c answers", SOON, || {
@@ -123,7 +123,7 @@ fn scale(lab: &Lab, client: &Client) -> Result<()> {
 
 /// The agent is killed; connections do not notice.
 fn outlive(agent: &mut Agent, client: &Client) -> Result<()> {
-    title("The agent of n1 is killed with -9: the kernel goes on; the next agent takes over what it finds");
+    title("The agent of n1 is killed with -9: the kernel keeps forwarding, and the next agent adopts what it finds");
     agent.kill()?;
     dial("pod", client, Way::Tcp, "10.96.0.20:80", 30)?;
     let start = Instant::now();
@@ -161,7 +161,7 @@ fn print(agent: &Agent, args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// How to play with it.
+/// How to explore it.
 fn explain(lab: &Lab, pod: &Place, agent: &Agent) -> Result<()> {
     let programs = env::current_exe()?.parent().context("no folder")?.display().to_string();
     println!(
@@ -170,7 +170,7 @@ fn explain(lab: &Lab, pod: &Place, agent: &Agent) -> Result<()> {
   What n1 wants:            {programs}/sheave svc list -A {flags}
   What its kernel has:      {programs}/sheave lb list -A {flags}
   What happens there:       {programs}/sheave monitor {flags}
-  End it:                   cargo xtask demo --down",
+  Stop it:                  cargo xtask demo --down",
         manifests = lab.manifests.display(),
         pod = enter(pod),
         flags = agent.flags(),

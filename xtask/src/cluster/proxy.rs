@@ -22,13 +22,13 @@ use crate::root;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Proxy {
-    /// Helm's chart of this checkout, with an image made of it
+    /// sheave from this checkout's Helm chart, with an image built from it
     Sheave,
     /// kube-proxy in its mode of that name
     Nftables,
     /// kube-proxy in its mode of that name
     Iptables,
-    /// Nobody
+    /// Nothing
     None,
 }
 
