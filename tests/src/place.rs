@@ -1,19 +1,16 @@
 //! Where a process runs: a network namespace and a cgroup.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    ffi::OsStr,
+    fs::{self, File},
     io::Write,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
 };
 
 use anyhow::{Context, Result, bail};
-use nix::{
-    sched::{CloneFlags, setns},
-    sys::{prctl, signal::Signal},
-};
+use nix::sched::{CloneFlags, setns};
 
 /// A network namespace and a cgroup. Stands for a pod, a node's host side, or an outside client.
 #[derive(Clone, Debug)]
@@ -51,28 +48,18 @@ impl Place {
         Ok(place)
     }
 
-    /// A command that will run here.
+    /// A command that will run here. What it runs is told by [`entered`].
     ///
     /// # Errors
-    /// When the namespace or the cgroup is gone.
+    /// When the namespace or the cgroup is gone, or `sheave-enter` is not built.
     pub fn command(&self, program: impl AsRef<Path>) -> Result<Command> {
-        let netns = self.netns_file()?;
-        let procs = self.cgroup.join("cgroup.procs");
-        let procs =
-            OpenOptions::new().write(true).open(&procs).with_context(|| format!("no cgroup {}", procs.display()))?;
-        let mut command = Command::new(program.as_ref());
-        let mortal = self.mortal;
-        let enter = move || {
-            setns(&netns, CloneFlags::CLONE_NEWNET)?;
-            (&procs).write_all(b"0")?; // 0 = the writer
-            if mortal {
-                prctl::set_pdeathsig(Signal::SIGKILL)?;
-            }
-            Ok(())
-        };
-        // SAFETY: between fork and exec the closure makes three system calls on descriptors opened before; it
-        // allocates nothing and takes no lock.
-        unsafe { command.pre_exec(enter) };
+        let (netns, procs) = (self.netns(), self.cgroup.join("cgroup.procs"));
+        for path in [&netns, &procs] {
+            fs::metadata(path).with_context(|| format!("no {}", path.display()))?;
+        }
+        let mut command = Command::new(self::program("sheave-enter")?);
+        command.arg(netns).arg(procs).arg(if self.mortal { DIES_WITH_ITS_PARENT } else { "stays" });
+        command.arg(program.as_ref());
         Ok(command)
     }
 
@@ -94,7 +81,8 @@ impl Place {
     /// # Errors
     /// When the namespace is gone.
     pub fn enter<T: Send>(&self, function: impl FnOnce() -> T + Send) -> Result<T> {
-        let netns = self.netns_file()?;
+        let netns = self.netns();
+        let netns = File::open(&netns).with_context(|| format!("no network namespace {}", netns.display()))?;
         let inside = move || -> Result<T> {
             setns(&netns, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")?;
             Ok(function())
@@ -120,10 +108,17 @@ impl Place {
         Ok(())
     }
 
-    fn netns_file(&self) -> Result<File> {
-        let path = Path::new("/run/netns").join(&self.netns);
-        File::open(&path).with_context(|| format!("no network namespace {}", path.display()))
+    fn netns(&self) -> PathBuf {
+        Path::new("/run/netns").join(&self.netns)
     }
+}
+
+/// The word with which `sheave-enter` asks for a process that ends when the thread that started it does.
+pub const DIES_WITH_ITS_PARENT: &str = "dies";
+
+/// Program and arguments of a command that a place gave, without the way in: to be run by another one of that place.
+pub fn entered(command: &Command) -> impl Iterator<Item = &OsStr> {
+    command.get_args().skip(3) // namespace, cgroup, how it ends
 }
 
 /// Runs `ip` in the caller's namespace.

@@ -14,7 +14,7 @@ use sheave_tests::{
     client::Way,
     lab::Lab,
     objects::{Slice, Svc, Text},
-    place::Place,
+    place::{Place, entered},
     skip,
     wait::{SOON, eventually},
 };
@@ -65,7 +65,7 @@ fn named_capabilities_suffice_and_are_given_up_after_the_start() -> Result<()> {
     let agent = node.paths().agent(&node.name, &node.host)?;
     let mut command = node.host.command("setpriv")?;
     command.args(["--bounding-set", "-all,+bpf,+perfmon,+net_admin", "--no-new-privs"]);
-    command.arg(agent.get_program()).args(agent.get_args());
+    command.args(entered(&agent));
     let log = fs::File::create(&node.paths().log)?;
     let child = Ended(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?);
 

@@ -15,7 +15,7 @@ use sheave_tests::{
     foreign,
     lab::Lab,
     node::Node,
-    place::program,
+    place::{entered, program},
     wait::{SOON, eventually},
 };
 
@@ -83,7 +83,7 @@ fn what_is_missing_is_said_in_a_sentence() -> Result<()> {
     fs::copy(program("sheave")?, &copy)?;
     let agent = node.paths().agent(&node.name, &node.host)?;
     let mut unprivileged = node.host.command("setpriv")?;
-    unprivileged.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args(agent.get_args());
+    unprivileged.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args(entered(&agent).skip(1));
     let new = node.paths().bpffs.join("new");
     let before = Host::now(node)?;
 
@@ -147,7 +147,7 @@ fn a_missing_capability_is_named_before_anything_is_changed() -> Result<()> {
     let limited = |capabilities: &str, command: Command| -> Result<Command> {
         let mut limited = node.host.command("setpriv")?;
         limited.args([format!("--bounding-set={capabilities}"), format!("--inh-caps={capabilities}")]);
-        limited.arg(command.get_program()).args(command.get_args());
+        limited.args(entered(&command));
         Ok(limited)
     };
     for (without, word) in

@@ -14,7 +14,11 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{cluster, kubernetes, root, suites::Args, tally::Tally};
+use crate::{
+    cluster, kubernetes, root,
+    suites::Args,
+    tally::{Tally, UNSTEADY},
+};
 
 /// What a stage takes on two cores when everything it needs is there, generously.
 const KERNELS: Duration = Duration::from_secs(8 * 60);
@@ -26,22 +30,27 @@ pub fn run(args: &Args, budget: Duration) {
     let left = || budget.saturating_sub(start.elapsed());
     let mut table: Vec<(&str, Tally)> = Vec::new();
 
+    let retry = if args.retry { " --retry" } else { "" };
+    let mut unsteady = Vec::new();
+    let mut stage = |name: &str, command: &str| stage(name, &format!("{command}{retry}"), &mut unsteady);
+
     let mut programs = Background::start("kubernetes", &programs());
-    table.push(("tests", stage("tests", &["test", "--threads", &args.threads.to_string()])));
+    table.push(("tests", stage("tests", &format!("test --threads {}", args.threads))));
     let mut image = Background::start("image", &[]); // beside machines that wait for each other
-    let kernels = if left() > KERNELS + CLUSTER { stage("kernels", &["vm"]) } else { too_late("kernels", left()) };
+    let kernels = if left() > KERNELS + CLUSTER { stage("kernels", "vm") } else { too_late("kernels", left()) };
     table.push(("kernels", kernels));
     let is_built = programs.wait(left().saturating_sub(CLUSTER)) & image.wait(left().saturating_sub(CLUSTER));
     let cluster = if is_built && left() > CLUSTER {
-        let minutes = (left().as_secs() / 60).to_string();
-        stage("cluster", &["e2e", "--nodes", "3", "--down", "--limit", &minutes])
+        stage("cluster", &format!("e2e --nodes 3 --down --limit {}", left().as_secs() / 60))
     } else {
         too_late("cluster", left())
     };
     table.push(("cluster", cluster));
     drop((programs, image)); // also where the process ends below
 
-    println!("\n{:<8} {}", "STAGE", Tally::heads());
+    println!();
+    unsteady.iter().for_each(|line| println!("{line}"));
+    println!("{:<8} {}", "STAGE", Tally::heads());
     let mut total = Tally::default();
     for (name, tally) in &table {
         println!("{name:<8} {}", tally.row());
@@ -69,34 +78,31 @@ fn too_late(name: &str, left: Duration) -> Tally {
 }
 
 /// Runs a command of this program; what it prints passes through.
-fn stage(name: &str, words: &[&str]) -> Tally {
-    println!("━━ {name}: cargo xtask {}", words.join(" "));
+fn stage(name: &str, command: &str, unsteady: &mut Vec<String>) -> Tally {
+    println!("━━ {name}: cargo xtask {command}");
     let start = Instant::now();
-    let tally = watch(words).unwrap_or_else(|error| {
+    let tally = watch(command, unsteady).unwrap_or_else(|error| {
         println!("{name}: {error:#}");
         Tally { failed: 1, ..Tally::default() }
     });
     Tally { time: start.elapsed(), ..tally }
 }
 
-fn watch(words: &[&str]) -> Result<Tally> {
-    let mut child = this(words).stdout(Stdio::piped()).spawn()?;
+fn watch(command: &str, unsteady: &mut Vec<String>) -> Result<Tally> {
+    let mut child = Command::new(root::this_program()).args(command.split(' ')).stdout(Stdio::piped()).spawn()?;
     let mut last = String::new();
     for line in BufReader::new(child.stdout.take().context("no stdout")?).split(b'\n') {
         last = String::from_utf8_lossy(&line?).into_owned();
         println!("{last}");
+        if last.starts_with(UNSTEADY) {
+            unsteady.push(last.clone());
+        }
     }
     let status = child.wait()?;
     let tally = last_line(&last).with_context(|| format!("it ended without a result ({status})"))?;
     // Whatever it counted: badly ended is failed.
     let failed = if status.success() { tally.failed } else { tally.failed.max(1) };
     Ok(Tally { failed, ..tally })
-}
-
-fn this(words: &[&str]) -> Command {
-    let mut command = Command::new(root::this_program());
-    command.args(words);
-    command
 }
 
 /// From "N passed, N failed, N skipped".

@@ -43,6 +43,9 @@ pub struct Args {
     /// Stop after this time; what has not run by then has failed
     #[arg(long, default_value_t = 120, value_name = "MINUTES")]
     pub limit: u64,
+    /// Run a test that has failed once more: one that passes then has passed, and is named as unsteady
+    #[arg(long)]
+    pub retry: bool,
     /// Give addresses to Services of type LoadBalancer while the tests run
     #[arg(long)]
     pub load_balancer: bool,
@@ -83,6 +86,9 @@ fn suite(lab: &Lab, args: &Args, proxy: Proxy) -> Result<Report> {
     let start = Instant::now();
     let mut command = ginkgo(lab)?;
     command.arg(format!("--procs={}", args.procs)).args(["--no-color", "--output-interceptor-mode=none"]);
+    if args.retry {
+        command.arg("--flake-attempts=2");
+    }
     command.arg(format!("--timeout={}m", args.limit)).arg(format!("--focus={}", args.focus));
     command.arg(format!("--skip={skip}")).arg("--json-report=report.json").arg("--output-dir").arg(&folder);
     command.arg(lab.program("e2e.test")).arg("--").args(["--provider=skeleton", "--minStartupPods=0"]);

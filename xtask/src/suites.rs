@@ -1,6 +1,7 @@
 //! `cargo xtask test`: runs every suite, then says in one table and one last line how it went.
 
 use std::{
+    ffi::OsStr,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     ci, kubernetes, lint, root,
     setup::{self, Toolchain},
-    tally::Tally,
+    tally::{Tally, UNSTEADY},
 };
 
 /// What to test.
@@ -25,6 +26,9 @@ pub struct Args {
     /// How many tests of one file run at the same time
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
+    /// Run a test that has failed once more, by itself: one that holds then has passed, and is named as unsteady
+    #[arg(long)]
+    pub retry: bool,
     /// Everything that CI runs: also the tests on other kernels, and Kubernetes' own tests on a cluster
     #[arg(long, conflicts_with_all = ["suite", "filter"])]
     all: bool,
@@ -160,12 +164,32 @@ fn rank(suite: &str) -> usize {
     ["unit", "script", "load", "netns", "api", "helm"].iter().position(|s| *s == suite).unwrap_or(usize::MAX)
 }
 
-/// Runs one program of tests; its output passes through.
+/// Runs one program of tests, and what fails by itself again if so asked.
 fn run_tests(binary: &Binary, args: &Args) -> Result<Tally> {
     println!("── {}: {}", binary.suite, binary.name);
     let start = Instant::now();
+    let (lines, mut tally) = once(binary, args.filter.as_slice(), args.threads)?;
+    for name in lines.iter().filter_map(|line| failed(line)).filter(|_| args.retry) {
+        println!("── {}: {name} once more, by itself", binary.name);
+        let (_, again) = once(binary, &[name, "--exact"], 1)?;
+        if again.passed == 1 {
+            println!("{UNSTEADY}{} {name}: failed, and held when run by itself", binary.name);
+            tally.failed -= 1;
+            tally.passed += 1;
+        }
+    }
+    Ok(Tally { time: start.elapsed(), ..tally })
+}
+
+/// The test that a line of libtest says has failed.
+fn failed(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+}
+
+/// Runs one program of tests; its output passes through and is given.
+fn once<W: AsRef<OsStr>>(binary: &Binary, words: &[W], threads: usize) -> Result<(Vec<String>, Tally)> {
     let mut command = Command::new(&binary.path);
-    command.args(&args.filter).args(["--test-threads", &args.threads.to_string()]);
+    command.args(words).args(["--test-threads", &threads.to_string()]);
     command.current_dir(folder(binary)).env("SHEAVE_BIN_DIR", root::target().join("debug"));
     command.env("RUST_LIB_BACKTRACE", "0"); // errors tell their story themselves
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| binary.path.display().to_string())?;
@@ -175,8 +199,8 @@ fn run_tests(binary: &Binary, args: &Args) -> Result<Tally> {
         println!("{line}");
         lines.push(line);
     }
-    let status = child.wait()?;
-    Ok(Tally { time: start.elapsed(), ..count(&lines, status) })
+    let tally = count(&lines, child.wait()?);
+    Ok((lines, tally))
 }
 
 /// Where cargo would run it: in the folder of its crate.
@@ -228,7 +252,7 @@ fn print(table: &[(String, String, Tally)]) -> Tally {
 mod tests {
     use std::os::unix::process::ExitStatusExt;
 
-    use super::{ExitStatus, Tally, count, executable};
+    use super::{ExitStatus, Tally, count, executable, failed};
 
     #[test]
     fn cargo_names_the_programs_and_their_suites() {
@@ -240,6 +264,17 @@ mod tests {
         ] {
             let found = executable(line);
             assert_eq!(found.as_ref().map(|b| (b.suite.as_str(), b.name.as_str())), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn failed_tests_are_known_by_name() {
+        for (line, expected) in [
+            ("test a::b ... FAILED", Some("a::b")),
+            ("test a::b ... ok", None),
+            ("test result: FAILED. 4 passed; 1 failed", None),
+        ] {
+            assert_eq!(failed(line), expected, "{line}");
         }
     }
 

@@ -20,6 +20,9 @@ pub struct Tally {
     pub time: Duration,
 }
 
+/// Begins a line that names what failed at first and held when it was tried again. Such a fault is one still.
+pub const UNSTEADY: &str = "UNSTEADY ";
+
 impl AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
         self.passed += other.passed;

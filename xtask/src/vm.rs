@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Programs of the workspace that tests start.
-const PROGRAMS: [&str; 3] = ["sheave", "sheave-client", "sheave-echo"];
+const PROGRAMS: [&str; 4] = ["sheave", "sheave-client", "sheave-echo", "sheave-enter"];
 
 /// What to boot and run.
 #[derive(clap::Args)]
@@ -49,6 +49,9 @@ pub struct Args {
     /// Machines that run at the same time
     #[arg(long, default_value_t = 2)]
     jobs: usize,
+    /// Boot a machine in which something failed once more: if all holds then it has passed, and is named as unsteady
+    #[arg(long)]
+    retry: bool,
     /// Also boot two machines with the newest kernel as two nodes; done anyway if no kernels are named
     #[arg(long)]
     pair: bool,
@@ -80,8 +83,8 @@ pub fn tally(args: &Args) -> Result<Tally> {
             scope.spawn(|| {
                 loop {
                     let Some(wanted) = queue.lock().ok().and_then(|mut queue| queue.next()) else { return };
-                    let report = boot(wanted, args.update, &emulator, &archive, &work);
-                    report.tell();
+                    let boot = || boot(wanted, args.update, &emulator, &archive, &work);
+                    let report = Report::of(args.retry, boot);
                     if let Ok(mut reports) = reports.lock() {
                         reports.push(report);
                     }
@@ -92,9 +95,7 @@ pub fn tally(args: &Args) -> Result<Tally> {
     let mut reports = reports.into_inner().unwrap_or_default();
     reports.sort_by_key(|report| chosen.iter().position(|wanted| wanted.name == report.kernel));
     if let (Some(wanted), true) = (chosen.last(), args.pair || args.kernels.is_empty()) {
-        let report = pair::run(wanted, &emulator, &payload, &work);
-        report.tell();
-        reports.push(report);
+        reports.push(Report::of(args.retry, || pair::run(wanted, &emulator, &payload, &work)));
     }
     Ok(report::print(&reports))
 }

@@ -5,7 +5,7 @@ use std::{fs, path::Path, time::Duration};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::tally::Tally;
+use crate::tally::{Tally, UNSTEADY};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -23,6 +23,9 @@ struct Spec {
     state: String,
     /// Nanoseconds.
     run_time: u64,
+    /// With `--retry`, more than one where it failed at first.
+    #[serde(default)]
+    num_attempts: u32,
     #[serde(default)]
     failure: Failure,
 }
@@ -44,6 +47,8 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
+    /// At the second try.
+    Unsteady,
     Failed,
     Skipped,
 }
@@ -59,7 +64,8 @@ impl Report {
 
     fn tally(&self) -> Tally {
         let count = |wanted| self.rows.iter().filter(|(_, outcome, ..)| *outcome == wanted).count();
-        let (passed, failed, skipped) = (count(Outcome::Passed), count(Outcome::Failed), count(Outcome::Skipped));
+        let passed = count(Outcome::Passed) + count(Outcome::Unsteady);
+        let (failed, skipped) = (count(Outcome::Failed), count(Outcome::Skipped));
         Tally { passed, failed, skipped, time: self.time }
     }
 
@@ -70,6 +76,7 @@ impl Report {
         for (name, outcome, time, reason) in &self.rows {
             let word = match outcome {
                 Outcome::Passed => "ok",
+                Outcome::Unsteady => UNSTEADY.trim_end(),
                 Outcome::Failed => "FAILED",
                 Outcome::Skipped => "skipped",
             };
@@ -87,6 +94,7 @@ impl Report {
 fn row(spec: Spec) -> Option<(String, Outcome, Duration, String)> {
     let reason = spec.failure.message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     let outcome = match spec.state.as_str() {
+        "passed" if spec.leaf_node_type == "It" && spec.num_attempts > 1 => Outcome::Unsteady,
         "passed" if spec.leaf_node_type == "It" => Outcome::Passed,
         // Those that focus and skip leave out have no reason.
         "skipped" if spec.leaf_node_type == "It" && !reason.is_empty() => Outcome::Skipped,
@@ -104,25 +112,26 @@ mod tests {
 
     #[test]
     fn only_what_was_asked_for_counts() {
-        let spec = |kind: &str, state: &str, message: &str| -> Spec {
+        let spec = |kind: &str, state: &str, message: &str, attempts: u32| -> Spec {
             serde_json::from_value(serde_json::json!({
                 "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "should serve",
-                "LeafNodeType": kind, "State": state, "RunTime": 2_000_000_000_u64, "Failure": {"Message": message},
+                "LeafNodeType": kind, "State": state, "RunTime": 2_000_000_000_u64, "NumAttempts": attempts, "Failure": {"Message": message},
             }))
             .unwrap()
         };
-        for (kind, state, message, expected) in [
-            ("It", "passed", "", Some(Outcome::Passed)),
-            ("It", "failed", "timed out", Some(Outcome::Failed)),
-            ("It", "panicked", "nil", Some(Outcome::Failed)),
-            ("It", "interrupted", "", Some(Outcome::Failed)),
-            ("It", "skipped", "requires 3 nodes", Some(Outcome::Skipped)),
-            ("It", "skipped", "", None),
-            ("SynchronizedBeforeSuite", "passed", "", None),
-            ("SynchronizedBeforeSuite", "failed", "no nodes", Some(Outcome::Failed)),
+        for (kind, state, message, attempts, expected) in [
+            ("It", "passed", "", 1, Some(Outcome::Passed)),
+            ("It", "passed", "", 2, Some(Outcome::Unsteady)),
+            ("It", "failed", "timed out", 2, Some(Outcome::Failed)),
+            ("It", "panicked", "nil", 1, Some(Outcome::Failed)),
+            ("It", "interrupted", "", 1, Some(Outcome::Failed)),
+            ("It", "skipped", "requires 3 nodes", 1, Some(Outcome::Skipped)),
+            ("It", "skipped", "", 0, None),
+            ("SynchronizedBeforeSuite", "passed", "", 1, None),
+            ("SynchronizedBeforeSuite", "failed", "no nodes", 1, Some(Outcome::Failed)),
         ] {
-            let found = row(spec(kind, state, message)).map(|(_, outcome, ..)| outcome);
-            assert_eq!(found, expected, "{kind} {state} {message}");
+            let found = row(spec(kind, state, message, attempts)).map(|(_, outcome, ..)| outcome);
+            assert_eq!(found, expected, "{kind} {state} {message} {attempts}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 
 use super::machine::Run;
-use crate::tally::Tally;
+use crate::tally::{Tally, UNSTEADY};
 
 /// Shown of the console of a machine in which something failed.
 const TAIL: usize = 120;
@@ -51,15 +51,34 @@ impl Report {
         }
     }
 
+    /// Boots, and tells; once more if that is wanted where something failed.
+    pub fn of(retry: bool, boot: impl Fn() -> Self) -> Self {
+        let first = boot();
+        first.tell();
+        if !retry || first.is_fine() {
+            return first;
+        }
+        let second = boot();
+        second.tell();
+        if second.is_fine() {
+            println!("{UNSTEADY}vm {}: failed, and held when booted again", second.kernel);
+        }
+        second
+    }
+
+    fn is_fine(&self) -> bool {
+        self.failure.is_none() && self.count(Outcome::Failed) == 0
+    }
+
     fn count(&self, outcome: Outcome) -> usize {
         self.outcomes.values().filter(|found| **found == outcome).count()
     }
 
     /// A line for the terminal, and the end of the console when something failed.
-    pub fn tell(&self) {
+    fn tell(&self) {
         let (passed, failed) = (self.count(Outcome::Passed), self.count(Outcome::Failed));
         let Self { kernel, time, failure, .. } = self;
-        if failed > 0 || failure.is_some() {
+        if !self.is_fine() {
             let tail = &self.lines[self.lines.len().saturating_sub(TAIL)..];
             println!("── console of {kernel} (all of it: {})\n{}", self.log.display(), tail.join("\n"));
         }
