@@ -1,8 +1,8 @@
 //! `cargo xtask test --all`: what CI runs, stage by stage, within a time.
 //!
 //! Every stage is a command of its own that ends with "N passed, N failed, N skipped", as a person would run it. The
-//! long builds that later stages need go on beside the earlier ones, with what those leave of the processors. A stage
-//! that would not be done in time is left out, and counts as skipped.
+//! long builds that later stages need go on beside the earlier ones, with what those leave of the processors; kernels
+//! and cluster are tested side by side. A stage that would not be done in time is left out, and counts as skipped.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -28,33 +28,37 @@ const CLUSTER: Duration = Duration::from_secs(14 * 60);
 pub fn run(args: &Args, budget: Duration) {
     let start = Instant::now();
     let left = || budget.saturating_sub(start.elapsed());
-    let mut table: Vec<(&str, Tally)> = Vec::new();
-
     let retry = if args.retry { " --retry" } else { "" };
-    let mut unsteady = Vec::new();
-    let mut stage = |name: &str, command: &str| stage(name, &format!("{command}{retry}"), &mut unsteady);
 
     let mut programs = Background::start("kubernetes", &programs());
-    table.push(("tests", stage("tests", &format!("test --threads {}", args.threads))));
-    let mut image = Background::start("image", &[]); // beside machines that wait for each other
-    let kernels = if left() > KERNELS + CLUSTER { stage("kernels", "vm") } else { too_late("kernels", left()) };
-    table.push(("kernels", kernels));
-    let is_built = programs.wait(left().saturating_sub(CLUSTER)) & image.wait(left().saturating_sub(CLUSTER));
-    let cluster = if is_built && left() > CLUSTER {
-        stage("cluster", &format!("e2e --nodes 3 --down --limit {}", left().as_secs() / 60))
-    } else {
-        too_late("cluster", left())
-    };
-    table.push(("cluster", cluster));
+    let tests = Stage::run("tests", &format!("test --threads {}{retry}", args.threads));
+    let mut image = Background::start("image", &[]);
+    // Machines compute, a cluster mostly waits.
+    let [kernels, cluster] = thread::scope(|scope| {
+        let kernels = scope.spawn(|| match left() {
+            left if left > KERNELS => Stage::run("kernels", &format!("vm{retry}")),
+            left => Stage::too_late("kernels", left),
+        });
+        let is_built = programs.wait(left().saturating_sub(CLUSTER)) & image.wait(left().saturating_sub(CLUSTER));
+        let cluster = match left() {
+            left if is_built && left > CLUSTER => {
+                let limit = left.as_secs() / 60;
+                Stage::run("cluster", &format!("e2e --nodes 3 --down --limit {limit}{retry}"))
+            }
+            left => Stage::too_late("cluster", left),
+        };
+        [kernels.join().unwrap_or_else(|_| Stage::failed("kernels")), cluster]
+    });
     drop((programs, image)); // also where the process ends below
 
+    let stages = [tests, kernels, cluster];
     println!();
-    unsteady.iter().for_each(|line| println!("{line}"));
+    stages.iter().flat_map(|stage| &stage.unsteady).for_each(|line| println!("{line}"));
     println!("{:<8} {}", "STAGE", Tally::heads());
     let mut total = Tally::default();
-    for (name, tally) in &table {
-        println!("{name:<8} {}", tally.row());
-        total += *tally;
+    for stage in &stages {
+        println!("{:<8} {}", stage.name, stage.tally.row());
+        total += stage.tally;
     }
     println!("\nin {} min", start.elapsed().as_secs().div_ceil(60));
     total.conclude();
@@ -72,37 +76,54 @@ fn programs() -> Vec<&'static str> {
     all
 }
 
-fn too_late(name: &str, left: Duration) -> Tally {
-    println!("SKIPPED {name}: only {} min are left; a second run finds everything built", left.as_secs() / 60);
-    Tally::skipped(1)
+/// How a command of this program went.
+struct Stage {
+    name: &'static str,
+    tally: Tally,
+    /// What it said of tests that failed at first.
+    unsteady: Vec<String>,
 }
 
-/// Runs a command of this program; what it prints passes through.
-fn stage(name: &str, command: &str, unsteady: &mut Vec<String>) -> Tally {
-    println!("━━ {name}: cargo xtask {command}");
-    let start = Instant::now();
-    let tally = watch(command, unsteady).unwrap_or_else(|error| {
-        println!("{name}: {error:#}");
-        Tally { failed: 1, ..Tally::default() }
-    });
-    Tally { time: start.elapsed(), ..tally }
-}
-
-fn watch(command: &str, unsteady: &mut Vec<String>) -> Result<Tally> {
-    let mut child = Command::new(root::this_program()).args(command.split(' ')).stdout(Stdio::piped()).spawn()?;
-    let mut last = String::new();
-    for line in BufReader::new(child.stdout.take().context("no stdout")?).split(b'\n') {
-        last = String::from_utf8_lossy(&line?).into_owned();
-        println!("{last}");
-        if last.starts_with(UNSTEADY) {
-            unsteady.push(last.clone());
-        }
+impl Stage {
+    /// Runs it; what it prints passes through, with the stage's name in front.
+    fn run(name: &'static str, command: &str) -> Self {
+        println!("━━ {name}: cargo xtask {command}");
+        let start = Instant::now();
+        let mut stage = Self { tally: Tally::default(), unsteady: Vec::new(), name };
+        stage.tally = stage.watch(command).unwrap_or_else(|error| {
+            println!("{name}: {error:#}");
+            Self::failed(name).tally
+        });
+        stage.tally.time = start.elapsed();
+        println!("━━ {name}: done");
+        stage
     }
-    let status = child.wait()?;
-    let tally = last_line(&last).with_context(|| format!("it ended without a result ({status})"))?;
-    // Whatever it counted: badly ended is failed.
-    let failed = if status.success() { tally.failed } else { tally.failed.max(1) };
-    Ok(Tally { failed, ..tally })
+
+    fn failed(name: &'static str) -> Self {
+        Self { name, tally: Tally { failed: 1, ..Tally::default() }, unsteady: Vec::new() }
+    }
+
+    fn too_late(name: &'static str, left: Duration) -> Self {
+        println!("SKIPPED {name}: only {} min are left; a second run finds everything built", left.as_secs() / 60);
+        Self { name, tally: Tally::skipped(1), unsteady: Vec::new() }
+    }
+
+    fn watch(&mut self, command: &str) -> Result<Tally> {
+        let mut child = Command::new(root::this_program()).args(command.split(' ')).stdout(Stdio::piped()).spawn()?;
+        let mut last = String::new();
+        for line in BufReader::new(child.stdout.take().context("no stdout")?).split(b'\n') {
+            last = String::from_utf8_lossy(&line?).into_owned();
+            println!("{:<8}│ {last}", self.name);
+            if last.starts_with(UNSTEADY) {
+                self.unsteady.push(last.clone());
+            }
+        }
+        let status = child.wait()?;
+        let tally = last_line(&last).with_context(|| format!("it ended without a result ({status})"))?;
+        // Whatever it counted: badly ended is failed.
+        let failed = if status.success() { tally.failed } else { tally.failed.max(1) };
+        Ok(Tally { failed, ..tally })
+    }
 }
 
 /// From "N passed, N failed, N skipped".
