@@ -180,7 +180,7 @@ impl Packets {
                 }
                 // Devices vanish while we look at them: the next list will not have it.
                 Err(error) => {
-                    tracing::warn!(device = device.name, %error, "cannot attach the packet programs to a device")
+                    tracing::warn!(device = device.name, %error, "cannot attach the packet programs to a device");
                 }
             }
         }

@@ -28,7 +28,7 @@ pub(super) fn convert(api: &core::Node) -> Option<Converted<Node>> {
                 Some(ip) if !addresses.contains(&ip) => addresses.push(ip),
                 Some(_) => {}
                 None => {
-                    problems.add(format_args!("the {kind} {:?} is not an IP address, so it is ignored", entry.address))
+                    problems.add(format_args!("the {kind} {:?} is not an IP address, so it is ignored", entry.address));
                 }
             }
         }
