@@ -36,6 +36,8 @@ const START: Duration = Duration::from_secs(30);
 /// Where an agent reads and writes.
 #[derive(Clone, Debug)]
 pub struct Paths {
+    /// Another build of `sheave` than the one at hand
+    pub program: Option<PathBuf>,
     /// `--manifests`
     pub manifests: PathBuf,
     /// `--kubeconfig`, in place of the manifests
@@ -56,7 +58,7 @@ impl Paths {
     /// # Errors
     /// When the place is gone, or the program is not built.
     pub fn agent(&self, name: &str, place: &Place) -> Result<Command> {
-        let mut command = place.command(program("sheave")?)?;
+        let mut command = place.command(self.program.clone().map_or_else(|| program("sheave"), Ok)?)?;
         command.arg("agent").args(["--node-name", name]);
         match &self.kubeconfig {
             Some(kubeconfig) => command.arg("--kubeconfig").arg(kubeconfig),

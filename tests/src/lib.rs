@@ -19,6 +19,7 @@ pub mod lab;
 pub mod leftovers;
 pub mod node;
 pub mod objects;
+pub mod other_build;
 pub mod packet;
 pub mod packet_model;
 pub mod packet_traffic;

@@ -87,6 +87,7 @@ impl Node {
         }
         let folder = leftovers::folder(&lab).join(&name);
         let paths = Paths {
+            program: None,
             manifests: manifests.to_owned(),
             kubeconfig: None,
             cgroup,
@@ -175,6 +176,15 @@ impl Node {
     /// When it ends or does not get ready; its log is in the message.
     pub fn agent_of(&self, kubeconfig: &Path) -> Result<Agent> {
         let paths = Paths { kubeconfig: Some(kubeconfig.to_owned()), ..self.paths.clone() };
+        Agent::start(&self.name, &self.host, &paths, &[])
+    }
+
+    /// The same, of another build of `sheave`.
+    ///
+    /// # Errors
+    /// When it ends or does not get ready; its log is in the message.
+    pub fn agent_built_as(&self, program: &Path) -> Result<Agent> {
+        let paths = Paths { program: Some(program.to_owned()), ..self.paths.clone() };
         Agent::start(&self.name, &self.host, &paths, &[])
     }
 

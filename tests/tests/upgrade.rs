@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fs, process::Stdio, thread, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
+use aya::programs::loaded_programs;
 use sheave_agent::datapath::pins::Pins;
 use sheave_ebpf::ABI_VERSION;
 use sheave_tests::{
@@ -12,6 +13,7 @@ use sheave_tests::{
     lab::Lab,
     node::{Node, Server},
     objects::{Slice, Svc},
+    other_build,
     place::Place,
     wait::{SOON, eventually},
 };
@@ -83,27 +85,65 @@ fn pretend(node: &Node, version: u32) -> Result<Pins> {
     Ok(theirs)
 }
 
-/// Programs attached to the node's cgroup and their ids; empty without bpftool.
-fn attached(place: &Place) -> Result<BTreeMap<String, Vec<u64>>> {
-    Ok(foreign::attached(&place.cgroup)?.unwrap_or_default())
+/// The program of each of the cgroup's hooks, by its id: one copy. Empty without bpftool.
+fn one_program_per_hook(place: &Place) -> Result<BTreeMap<String, u64>> {
+    let hooks = foreign::attached(&place.cgroup)?.unwrap_or_default();
+    let one = |(hook, ids): (String, Vec<u64>)| match ids[..] {
+        [id] => Ok((hook, id)),
+        _ => bail!("{hook}: {ids:?}"),
+    };
+    hooks.into_iter().map(one).collect()
 }
 
-#[test]
-fn other_programs_over_the_same_maps_go_into_the_links_under_load() -> Result<()> {
-    let Some(mut scene) = Scene::new()? else { return Ok(()) };
+/// What the kernel calls the code of each program, by the program's id.
+fn tags() -> BTreeMap<u64, u64> {
+    loaded_programs().filter_map(|program| program.ok().map(|it| (it.id().into(), it.tag()))).collect()
+}
+
+/// An agent ends, under load, and the next one has its own programs in the same links. The code of each hook's program,
+/// before and after.
+fn replaced_under_load(next: impl FnOnce(&Lab) -> Result<Agent>) -> Result<Vec<[u64; 2]>> {
+    let Some(mut scene) = Scene::new()? else { return Ok(Vec::new()) };
     let (inside, outside) = (&scene.inside, &scene.outside);
-    let before = (scene.agent.ids()?, attached(&scene.node().host)?);
+    let before = (scene.agent.ids()?, one_program_per_hook(&scene.node().host)?);
+    let tags_before = tags();
     let loads = loads(inside, outside)?;
-    // Constants are part of a program: with these the verifier keeps other branches, so the code differs.
     scene.agent.terminate()?;
-    let other = scene.lab.n1().agent_with(&["--close-tcp", "--loopback-nodeports=false", "--masquerade-all"])?;
-    let after = (other.ids()?, attached(&scene.lab.n1().host)?);
+    let other = next(&scene.lab)?;
+    let after = (other.ids()?, one_program_per_hook(&scene.lab.n1().host)?);
+    let tags_after = tags();
     ensure!(after.0 == before.0, "{after:?}");
     ensure!(after.1.keys().eq(before.1.keys()), "the same hooks: {before:?}, {after:?}");
-    for (name, ids) in &after.1 {
-        ensure!(ids.len() == 1 && before.1[name] != *ids, "one copy, and a new one: {before:?}, {after:?}");
+    ensure!(after.1.values().zip(before.1.values()).all(|(new, old)| new != old), "new ones: {before:?}, {after:?}");
+    none_failed(loads)?;
+    let pairs = before.1.values().zip(after.1.values());
+    pairs
+        .map(|(old, new)| Ok([*tags_before.get(old).context("no tag")?, *tags_after.get(new).context("no tag")?]))
+        .collect()
+}
+
+/// Constants are no part of the code, but with these the verifier keeps other branches.
+#[test]
+fn other_constants_in_the_same_programs_go_into_the_links_under_load() -> Result<()> {
+    let flags = ["--close-tcp", "--loopback-nodeports=false", "--masquerade-all"];
+    for [old, new] in replaced_under_load(|lab| lab.n1().agent_with(&flags))? {
+        ensure!(old == new, "the code of a program is another: {old:x}, {new:x}");
     }
-    none_failed(loads)
+    Ok(())
+}
+
+/// An upgrade: every program is another.
+#[test]
+fn other_programs_over_the_same_maps_go_into_the_links_under_load() -> Result<()> {
+    let replaced = replaced_under_load(|lab| {
+        let program = std::env::temp_dir().join(&lab.name).join("sheave");
+        other_build::write(&program)?;
+        lab.n1().agent_built_as(&program)
+    })?;
+    for [old, new] in replaced {
+        ensure!(old != new, "the code of a program is the same: {old:x}");
+    }
+    Ok(())
 }
 
 #[test]
@@ -126,9 +166,7 @@ fn maps_that_mean_the_same_in_another_layout_are_taken_over_with_what_they_hold(
 
     ensure!(scene.agent.ids()? == ids, "every number is the same");
     ensure!(!old.root.exists(), "the old pins are gone");
-    for (name, programs) in attached(&node.host)? {
-        ensure!(programs.len() == 1, "{name}: {programs:?}");
-    }
+    one_program_per_hook(&node.host)?;
     for _ in 0..20 {
         ensure!(inside.dial(Way::Tcp, STICKY)?.name == pinned, "affinity is kept");
         ensure!(outside.dial(Way::Tcp, "192.0.2.11:30021")?.name == pinned_outside, "on the packet path, too");
@@ -157,9 +195,7 @@ fn tables_that_mean_something_else_serve_until_ours_are_filled() -> Result<()> {
             Ok(())
         })?;
         ensure!(scene.agent.log().contains("its programs serve until ours are filled"), "{}", scene.agent.log());
-        for (hook, programs) in attached(&node.host)? {
-            ensure!(programs.len() == 1, "{name}: {hook}: {programs:?}");
-        }
+        one_program_per_hook(&node.host).context(name)?;
         none_failed(vec![load]).context(name)?;
         for (client, way, to) in
             [(inside, Way::UdpSendto, SERVICE), (outside, Way::Tcp, NODE_PORT), (outside, Way::Udp, NODE_PORT)]
@@ -221,9 +257,7 @@ fn of_two_agents_that_start_an_upgrade_together_one_does_it() -> Result<()> {
             Ok(())
         })?;
         ensure!(scene.agent.ids()? == ids, "every number is the same");
-        for (name, programs) in attached(&node.host)? {
-            ensure!(programs.len() == 1, "{name}: {programs:?}");
-        }
+        one_program_per_hook(&node.host)?;
         rival.kill()?;
         rival.wait()?;
         scene.agent.kill()?;
