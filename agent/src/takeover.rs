@@ -22,6 +22,7 @@ use crate::{
     check::{Finding, Grade},
     datapath::{
         self,
+        ipvs::Ipvs,
         netfilter::{self, Entry, Netfilter, Step},
     },
     lb::ReadTables,
@@ -47,7 +48,8 @@ pub struct Leftovers {
     own_tables: Vec<(u8, &'static str)>,
     shared: Vec<Shared>,
     legacy: Vec<(legacy::Family, BTreeMap<String, Removal<String>>)>,
-    ipvs: bool,
+    /// The device, and how many virtual servers there are beside it.
+    ipvs: Option<usize>,
     /// Entries of UDP flows to backends that serve no more.
     stale: Vec<Entry>,
     /// What could not be looked at, a sentence each.
@@ -69,7 +71,12 @@ impl Leftovers {
     /// When netfilter cannot be read at all.
     pub fn find(paths: &HostPaths) -> Result<Self> {
         let netfilter = Netfilter::open().context("cannot open netfilter's netlink socket")?;
-        let mut found = Self { ipvs: datapath::remove_device(IPVS_DEVICE, true)?, ..Self::default() };
+        let mut found = Self::default();
+        if datapath::remove_device(IPVS_DEVICE, true)? {
+            let ipvs = Ipvs::open().context("cannot ask for IPVS")?;
+            let servers = ipvs.map(|ipvs| ipvs.virtual_servers()).transpose();
+            found.ipvs = Some(servers.context("cannot list IPVS's virtual servers")?.unwrap_or_default());
+        }
         for family in netfilter::FAMILIES {
             let tables = netfilter.tables(family.0).context("cannot list the tables of nf_tables")?;
             if tables.iter().any(|table| table == OWN_TABLE) {
@@ -114,7 +121,10 @@ impl Leftovers {
         let legacy = self.legacy.iter().flat_map(|(_, tables)| tables).filter_map(|(table, removal)| {
             chains(format!("legacy table {table}"), removal.jumps.len(), removal.chains.len())
         });
-        let ipvs = self.ipvs.then(|| format!("device {IPVS_DEVICE}"));
+        let ipvs = self.ipvs.iter().flat_map(|servers| {
+            let servers = (*servers > 0).then(|| format!("every virtual server of IPVS ({servers})"));
+            std::iter::once(format!("device {IPVS_DEVICE}")).chain(servers)
+        });
         let stale = (!self.stale.is_empty())
             .then(|| format!("{} conntrack entries of UDP flows to backends that serve no more", self.stale.len()));
         own.chain(shared).chain(legacy).chain(ipvs).chain(stale).collect()
@@ -132,9 +142,6 @@ impl Leftovers {
         if !kept.is_empty() {
             let kept: Vec<_> = kept.into_iter().map(String::as_str).collect();
             remarks.push(format!("{} stay: rules of somebody else jump to them", kept.join(", ")));
-        }
-        if self.ipvs {
-            remarks.push("IPVS's virtual servers have no owner written on them: remove them with `ipvsadm --clear`, or by a reboot".to_owned());
         }
         remarks
     }
@@ -162,7 +169,13 @@ impl Leftovers {
         for (family, removals) in &self.legacy {
             family.remove(removals)?;
         }
-        if self.ipvs {
+        if let Some(servers) = self.ipvs {
+            // No owner is written on them. Where it ran, kube-proxy removed others' as well, and so does its --cleanup.
+            if servers > 0
+                && let Some(ipvs) = Ipvs::open()?
+            {
+                ipvs.flush().context("cannot remove IPVS's virtual servers")?;
+            }
             datapath::remove_device(IPVS_DEVICE, false)?;
         }
         for entry in &self.stale {

@@ -5,6 +5,10 @@ use std::{collections::BTreeSet, time::Duration};
 use anyhow::{Context, Result, ensure};
 use sheave_agent::{
     check::{Finding, Grade},
+    datapath::{
+        ipvs::Ipvs,
+        netlink::{NESTED, attribute, string},
+    },
     view::Items,
 };
 use sheave_tests::{
@@ -16,6 +20,7 @@ use sheave_tests::{
     node::Node,
     objects::{Slice, Svc, node},
     place::program,
+    skip,
     wait::{SOON, eventually},
 };
 
@@ -56,6 +61,59 @@ fn iptables_legacy() -> Result<()> {
 #[test]
 fn ipvs() -> Result<()> {
     takes_over(Mode::Ipvs)
+}
+
+/// IPVS leaves no owner on its virtual servers: they go with kube-proxy's device, and stay without it.
+#[test]
+fn virtual_servers_go_where_the_device_is() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let (host, paths) = (&lab.n1().host, lab.n1().paths());
+    let Some(()) = host.enter(virtual_server)?? else {
+        skip("this kernel has no IPVS");
+        return Ok(());
+    };
+    let cleanup = || -> Result<String> {
+        let mut command = host.command(program("sheave")?)?;
+        command.args(["cleanup", "--kube-proxy", "--run-dir"]).arg(&paths.run).arg("--bpffs").arg(&paths.bpffs);
+        let output = command.output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let servers = || -> Result<Option<usize>> {
+        Ok(host.enter(|| Ipvs::open()?.map(|ipvs| ipvs.virtual_servers()).transpose())??)
+    };
+    ensure!(
+        cleanup()?.starts_with("nothing to clean up") && servers()? == Some(1),
+        "without the device it is not kube-proxy's"
+    );
+    host.ip("link add kube-ipvs0 type dummy")?;
+    let removed = cleanup()?;
+    for line in ["device kube-ipvs0", "every virtual server of IPVS (1)"] {
+        ensure!(removed.contains(line), "{removed}");
+    }
+    ensure!(servers()? == Some(0), "{removed}");
+    ensure!(cleanup()?.starts_with("nothing to clean up"));
+    Ok(())
+}
+
+/// Makes 10.96.0.20:80/TCP, round robin; `None` where the kernel cannot.
+fn virtual_server() -> Result<Option<()>> {
+    const NEW_SERVICE: u8 = 1;
+    const SERVICE: u16 = 1;
+    let Some(ipvs) = Ipvs::open()? else { return Ok(None) };
+    let address = [[10, 96, 0, 20].as_slice(), &[0; 12]].concat();
+    let service = [
+        attribute(1, &2_u16.to_ne_bytes()), // AF_INET
+        attribute(2, &6_u16.to_ne_bytes()), // TCP
+        attribute(3, &address),
+        attribute(4, &80_u16.to_be_bytes()),
+        string(6, "rr"),
+        attribute(7, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]), // no flag, of all
+        attribute(8, &[0; 4]),                               // no timeout
+        attribute(9, &[0xff; 4]),                            // netmask
+    ];
+    ipvs.change(NEW_SERVICE, attribute(SERVICE | NESTED, &service.concat())).context("cannot make a virtual server")?;
+    Ok(Some(()))
 }
 
 fn takes_over(mode: Mode) -> Result<()> {

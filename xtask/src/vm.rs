@@ -12,6 +12,7 @@ mod pair;
 mod report;
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     sync::Mutex,
@@ -35,13 +36,16 @@ use crate::{
 /// Programs of the workspace that tests start.
 const PROGRAMS: [&str; 4] = ["sheave", "sheave-client", "sheave-echo", "sheave-enter"];
 
+/// Files of tests/tests that every kernel runs.
+const TESTS: [&str; 2] = ["load", "kernels"];
+
 /// What to boot and run.
 #[derive(clap::Args)]
 pub struct Args {
     /// Kernels, such as 6.1 or newest [default: all in tests/kernels.toml]
     kernels: Vec<String>,
     /// Files of tests/tests to run, besides `sheave check`
-    #[arg(long, value_delimiter = ',', default_values = ["load", "kernels"])]
+    #[arg(long, value_delimiter = ',', default_values = TESTS)]
     tests: Vec<String>,
     /// Run only tests whose names contain this
     #[arg(long)]
@@ -74,8 +78,16 @@ pub fn tally(args: &Args) -> Result<Tally> {
     toolchain.build_workspace()?;
     let work = root::target().join("vm");
     fs::create_dir_all(&work).with_context(|| work.display().to_string())?;
-    let payload = Payload::new(&toolchain, &args.tests)?;
-    let archive = payload.archive(&args.tests, args.filter.as_deref())?;
+    let filter = args.filter.as_ref().map(|filter| format!(" {filter}")).unwrap_or_default();
+    let tests: Vec<String> = args.tests.iter().map(|file| format!("{file}{filter}")).collect();
+    // What only some of the kernels run is a part of the whole, not of what was asked for.
+    let is_usual = args.tests == TESTS && args.filter.is_none();
+    let more = chosen.iter().filter(|wanted| is_usual && !wanted.tests.is_empty());
+    let more: Vec<(&Wanted, Vec<String>)> = more.map(|wanted| (wanted, [&*tests, &wanted.tests].concat())).collect();
+    let payload = Payload::new(&toolchain, more.iter().flat_map(|(_, tests)| tests).chain(&tests))?;
+    let usual = payload.archive(&tests)?;
+    let more = more.iter().map(|(wanted, tests)| Ok((wanted.name.as_str(), payload.archive(tests)?)));
+    let more = more.collect::<Result<BTreeMap<_, _>>>()?;
 
     let (queue, reports) = (Mutex::new(chosen.iter()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -83,7 +95,8 @@ pub fn tally(args: &Args) -> Result<Tally> {
             scope.spawn(|| {
                 loop {
                     let Some(wanted) = queue.lock().ok().and_then(|mut queue| queue.next()) else { return };
-                    let boot = || boot(wanted, args.update, &emulator, &archive, &work);
+                    let archive = more.get(wanted.name.as_str()).unwrap_or(&usual);
+                    let boot = || boot(wanted, args.update, &emulator, archive, &work);
                     let report = Report::of(args.retry, boot);
                     if let Ok(mut reports) = reports.lock() {
                         reports.push(report);
@@ -119,7 +132,7 @@ struct Payload {
 
 impl Payload {
     /// init, the programs, and the wanted files of tests, built.
-    fn new(toolchain: &Toolchain, tests: &[String]) -> Result<Self> {
+    fn new<'a>(toolchain: &Toolchain, tests: impl Iterator<Item = &'a String>) -> Result<Self> {
         let built = root::target().join("debug");
         let mut programs = Archive::default();
         programs.program("init", &built.join("sheave-init"))?;
@@ -127,25 +140,31 @@ impl Payload {
         for name in PROGRAMS {
             programs.program(&format!("bin/{name}"), &built.join(name))?;
         }
-        let names = tests.iter().map(String::as_str).chain([pair::TESTS]);
-        let kinds: Vec<&str> = names.flat_map(|name| ["--test", name]).collect();
+        let names: BTreeSet<&str> = tests.map(|test| file_and_filter(test).0).chain([pair::TESTS]).collect();
+        let kinds: Vec<&str> = names.into_iter().flat_map(|name| ["--test", name]).collect();
         Ok(Self { programs, tests: suites::binaries(toolchain, &kinds)? })
     }
 
-    /// With files of tests, and the commands that run them.
-    fn archive(&self, tests: &[String], filter: Option<&str>) -> Result<Archive> {
+    /// With files of tests, and the commands that run them: each all of it, or, behind a space, what the names of its
+    /// tests contain.
+    fn archive(&self, tests: &[String]) -> Result<Archive> {
         let mut archive = self.programs.clone();
         let mut commands = "check /bin/sheave check\n".to_owned();
-        for name in tests {
+        for test in tests {
+            let (name, filter) = file_and_filter(test);
             let binary = self.tests.iter().find(|binary| binary.name == *name);
             let binary = binary.with_context(|| format!("there is no tests/tests/{name}.rs"))?;
             archive.program(&format!("tests/{name}"), &binary.path)?;
-            let filter = filter.map(|filter| format!(" {filter}")).unwrap_or_default();
-            commands += &format!("{name} /tests/{name} --nocapture --test-threads 2{filter}\n");
+            commands += format!("{name} /tests/{name} --nocapture --test-threads 2 {filter}").trim_end();
+            commands.push('\n');
         }
         archive.file("commands", commands.as_bytes());
         Ok(archive)
     }
+}
+
+fn file_and_filter(test: &str) -> (&str, &str) {
+    test.split_once(' ').unwrap_or((test, ""))
 }
 
 fn program_of_host(name: &str) -> Result<PathBuf> {

@@ -2,7 +2,9 @@
 
 use std::{io, net::IpAddr};
 
-use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use rtnetlink::sys::protocols::NETLINK_NETFILTER;
+
+use super::netlink::{Message, NESTED, Netlink, attribute, attributes, find, string, text};
 
 /// A kind of message: subsystem and number, of `linux/netfilter`.
 const fn kind(subsystem: u16, number: u16) -> u16 {
@@ -13,28 +15,11 @@ const CONNTRACK: u16 = 1;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 
-const HEADER: usize = 16;
-/// `struct nfgenmsg`: family, version, resource.
-const GENERIC: usize = 4;
-/// Attribute types have two flags on top.
-const TYPE_MASK: u16 = 0x3fff;
-const NESTED: u16 = 0x8000;
-
-/// A message to the kernel or from it: what it is, which family, and its attributes.
-#[derive(Clone, Debug)]
-struct Message {
-    kind: u16,
-    family: u8,
-    attributes: Vec<u8>,
-}
-
 /// A family of nf_tables or conntrack, as `AF_INET` and `AF_INET6`.
 pub const FAMILIES: [(u8, &str); 2] = [(2, "ip"), (10, "ip6")];
 
 /// A socket to netfilter of this thread's network namespace.
-pub struct Netfilter {
-    socket: Socket,
-}
+pub struct Netfilter(Netlink);
 
 /// A rule of nf_tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,10 +64,7 @@ impl Netfilter {
     /// # Errors
     /// When netlink cannot be used, or needs CAP_NET_ADMIN.
     pub fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_NETFILTER)?;
-        socket.bind_auto()?;
-        socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Self { socket })
+        Netlink::open(NETLINK_NETFILTER).map(Self)
     }
 
     /// Names of the tables of a family.
@@ -120,33 +102,17 @@ impl Netfilter {
     /// # Errors
     /// What the kernel says about the first step that it refuses.
     pub fn change(&self, family: u8, table: &str, steps: &[Step<'_>]) -> io::Result<()> {
-        let message = |step: &Step<'_>| {
+        let step = |step: &Step<'_>| {
             let (number, more) = match step {
                 Step::Table => (2, Vec::new()),
                 Step::Rule(chain, handle) => (8, [string(2, chain), attribute(3, &handle.to_be_bytes())].concat()),
                 Step::Empty(chain) => (8, string(2, chain)),
                 Step::Chain(chain) => (5, string(3, chain)),
             };
-            Message { kind: kind(NF_TABLES, number), family, attributes: [string(1, table), more].concat() }
+            message(kind(NF_TABLES, number), family, [string(1, table), more].concat())
         };
-        let mut batch = bytes(&Message { kind: BATCH_BEGIN, family: 0, attributes: Vec::new() }, 0, NF_TABLES);
-        for step in steps {
-            batch.extend(bytes(&message(step), libc::NLM_F_ACK, 0));
-        }
-        batch.extend(bytes(&Message { kind: BATCH_END, family: 0, attributes: Vec::new() }, 0, NF_TABLES));
-        self.send(&batch)?;
-        let mut acknowledged = 0;
-        while acknowledged < steps.len() {
-            let (data, _) = self.socket.recv_from_full()?;
-            for (kind, body) in messages(&data) {
-                match errno(kind, body) {
-                    Some(0) => acknowledged += 1,
-                    Some(errno) => return Err(io::Error::from_raw_os_error(errno)),
-                    None => {}
-                }
-            }
-        }
-        Ok(())
+        let steps = steps.iter().map(step).collect::<Vec<_>>();
+        self.0.change(&[edge(BATCH_BEGIN, NF_TABLES)], &steps, &[edge(BATCH_END, NF_TABLES)])
     }
 
     /// The entries of the kernel's conntrack.
@@ -163,109 +129,31 @@ impl Netfilter {
     /// # Errors
     /// What the kernel says.
     pub fn delete(&self, entry: &Entry) -> io::Result<()> {
-        let message = Message { kind: kind(CONNTRACK, 2), family: entry.family, attributes: entry.name.clone() };
-        self.send(&bytes(&message, libc::NLM_F_ACK, 0))?;
-        let (data, _) = self.socket.recv_from_full()?;
-        match messages(&data).find_map(|(kind, body)| errno(kind, body)) {
-            Some(0 | libc::ENOENT) => Ok(()),
-            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-            None => Err(io::ErrorKind::InvalidData.into()),
+        match self.0.change(&[], &[message(kind(CONNTRACK, 2), entry.family, entry.name.clone())], &[]) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            done => done,
         }
     }
 
     fn dump(&self, kind: u16, family: u8, attributes: &[u8]) -> io::Result<Vec<Message>> {
-        let request = Message { kind, family, attributes: attributes.to_owned() };
-        self.send(&bytes(&request, libc::NLM_F_DUMP, 0))?;
-        let mut found = Vec::new();
-        loop {
-            let (data, _) = self.socket.recv_from_full()?;
-            for (kind, body) in messages(&data) {
-                if i32::from(kind) == libc::NLMSG_DONE {
-                    return Ok(found);
-                }
-                if let Some(errno) = errno(kind, body) {
-                    return Err(io::Error::from_raw_os_error(errno));
-                }
-                if let (Some(family), Some(attributes)) = (body.first(), body.get(GENERIC..)) {
-                    found.push(Message { kind, family: *family, attributes: attributes.to_owned() });
-                }
-            }
-        }
-    }
-
-    fn send(&self, data: &[u8]) -> io::Result<()> {
-        self.socket.send(data, 0).map(drop)
+        self.0.dump(&message(kind, family, attributes.to_owned()))
     }
 }
 
-fn bytes(message: &Message, flags: i32, resource: u16) -> Vec<u8> {
-    let length = HEADER + GENERIC + message.attributes.len();
-    let mut bytes = Vec::with_capacity(length);
-    bytes.extend((length as u32).to_ne_bytes());
-    bytes.extend(message.kind.to_ne_bytes());
-    bytes.extend(((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
-    bytes.extend([0; 8]); // sequence number, port
-    bytes.extend([message.family, 0]);
-    bytes.extend(resource.to_be_bytes());
-    bytes.extend(&message.attributes);
-    bytes
+/// `struct nfgenmsg`: family, version, resource.
+const fn message(kind: u16, family: u8, attributes: Vec<u8>) -> Message {
+    Message { kind, header: [family, 0, 0, 0], attributes }
 }
 
-/// The messages in what was received: kind and body.
-fn messages(mut data: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let header = data.get(..HEADER)?;
-        let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
-        let message = (u16::from_ne_bytes([header[4], header[5]]), data.get(HEADER..length)?);
-        data = data.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(message)
-    })
-}
-
-/// The errno of an NLMSG_ERROR; 0 is an acknowledgement.
-fn errno(kind: u16, body: &[u8]) -> Option<i32> {
-    let code = body.first_chunk::<4>().filter(|_| i32::from(kind) == libc::NLMSG_ERROR)?;
-    Some(-i32::from_ne_bytes(*code))
-}
-
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let length = 4 + value.len();
-    let mut bytes = Vec::with_capacity(length.next_multiple_of(4));
-    bytes.extend((length as u16).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(value);
-    bytes.resize(length.next_multiple_of(4), 0);
-    bytes
-}
-
-fn string(kind: u16, text: &str) -> Vec<u8> {
-    attribute(kind, &[text.as_bytes(), &[0]].concat())
-}
-
-/// The attributes in a list: type and value.
-fn attributes(mut list: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let header = list.first_chunk::<4>()?;
-        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        let found = (u16::from_ne_bytes([header[2], header[3]]) & TYPE_MASK, list.get(4..length)?);
-        list = list.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(found)
-    })
+/// Begin or end of a batch of a subsystem, which is the resource.
+const fn edge(kind: u16, subsystem: u16) -> Message {
+    let [high, low] = subsystem.to_be_bytes();
+    Message { kind, header: [0, 0, high, low], attributes: Vec::new() }
 }
 
 fn ip(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
-}
-
-/// What stands at the end of a path of types.
-fn find<'a>(list: &'a [u8], path: &[u16]) -> Option<&'a [u8]> {
-    path.iter().try_fold(list, |list, wanted| attributes(list).find(|(kind, _)| kind == wanted).map(|(_, value)| value))
-}
-
-fn text(list: &[u8], kind: u16) -> Option<String> {
-    let bytes = find(list, &[kind])?;
-    Some(String::from_utf8_lossy(bytes.strip_suffix(&[0]).unwrap_or(bytes)).into_owned())
 }
 
 /// NFTA_RULE_TABLE 1, _CHAIN 2, _HANDLE 3, _EXPRESSIONS 4; an expression NFTA_LIST_ELEM 1 has NFTA_EXPR_DATA 2, where a

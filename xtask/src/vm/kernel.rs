@@ -28,6 +28,12 @@ pub struct Wanted {
     suite: String,
     /// Such as 6.1; none = the newest that there is.
     series: Option<String>,
+    /// What it loads beside what all of them do.
+    #[serde(default)]
+    modules: Vec<String>,
+    /// What it runs beside what all of them do: a file of tests/tests, and what the tests' names contain.
+    #[serde(default)]
+    pub tests: Vec<String>,
 }
 
 /// The matrix, oldest first.
@@ -47,6 +53,7 @@ pub struct Kernel {
     /// `uname -r` of it.
     pub release: String,
     folder: PathBuf,
+    modules: Vec<String>,
 }
 
 impl Kernel {
@@ -55,20 +62,24 @@ impl Kernel {
         let cache = root::cache()?.join("vm").join(&wanted.name);
         let kept = newest(folders(&cache));
         match kept {
-            Some(release) if !update => Ok(Self { folder: cache.join(&release), release }),
+            Some(release) if !update => Ok(Self::kept(wanted, &cache, release)),
             Some(_) | None => Self::download(wanted, &cache),
         }
     }
 
+    fn kept(wanted: &Wanted, cache: &Path, release: String) -> Self {
+        Self { folder: cache.join(&release), release, modules: wanted.modules.clone() }
+    }
+
     fn download(wanted: &Wanted, cache: &Path) -> Result<Self> {
-        let Wanted { name, suite, series } = wanted;
+        let Wanted { name, suite, series, .. } = wanted;
         let suites = Suites::open(&[suite], &cache.join("apt"))?;
         let prefix = format!("linux-image-{}", series.as_deref().unwrap_or_default());
         let releases = suites.names(&prefix)?.into_iter().filter_map(|package| release_of(&package, series.as_deref()));
         let release = newest(releases).with_context(|| format!("{suite} has no kernel {name}"))?;
         let folder = cache.join(&release);
         if folder.exists() {
-            return Ok(Self { release, folder });
+            return Ok(Self::kept(wanted, cache, release));
         }
         println!("vm: downloading kernel {release} of {suite} (20–50 MB)");
         // Since 7.0 the kernel and its modules are packages of their own; the image package depends on them.
@@ -82,7 +93,7 @@ impl Kernel {
         fs::create_dir_all(&partial)?;
         suites.unpack(&parts, &partial)?;
         fs::rename(&partial, &folder)?; // so what is there is whole
-        Ok(Self { release, folder })
+        Ok(Self::kept(wanted, cache, release))
     }
 
     /// The file to boot.
@@ -100,7 +111,7 @@ impl Kernel {
         }
         ensure!(!found.is_empty(), "no modules in {}", self.folder.display());
         let mut order = Vec::new();
-        for name in MODULES {
+        for name in MODULES.into_iter().chain(self.modules.iter().map(String::as_str)) {
             visit(name, &found, &mut order)?;
         }
         for (path, contents) in &order {

@@ -35,7 +35,7 @@ fn boot(wanted: &Wanted, emulator: &Emulator, payload: &Payload, work: &Path, lo
     println!("vm: booting {} twice, as two nodes", kernel.release);
     let sockets = ["first.sock", "second.sock"].map(|name| work.join(name));
     let archives = [FIRST, SECOND].map(|test| -> Result<PathBuf> {
-        initramfs(&kernel, &payload.archive(&[TESTS.to_owned()], Some(test))?, &work.join(format!("{test}.cpio")))
+        initramfs(&kernel, &payload.archive(&[format!("{TESTS} {test}")])?, &work.join(format!("{test}.cpio")))
     });
     let [first, second] = archives;
     let (first, second) = (first?, second?);
