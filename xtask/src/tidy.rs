@@ -75,13 +75,12 @@ const LAYERS: [Layer; 5] = [
 ];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 17] = [
+const UNSAFE: [&str; 15] = [
     "ebpf/src/pod.rs",
     "ebpf/src/bpf/", // entry modules: helper calls; each block says why
     "agent/build.rs",
     "agent/src/datapath/batch.rs", // BPF_MAP_*_BATCH, which aya lacks
     "agent/src/datapath/clock.rs", // clock_gettime
-    "agent/src/datapath/kernel.rs",
     "agent/src/datapath/link.rs",
     "agent/src/datapath/netns.rs",
     "agent/src/datapath/sockets.rs",
@@ -91,7 +90,6 @@ const UNSAFE: [&str; 17] = [
     "tests/src/bin/client.rs", // connect(AF_UNSPEC)
     "tests/src/bin/init.rs",
     "tests/src/foreign.rs",
-    "tests/src/place.rs",
     "tests/src/tunnel.rs",
 ];
 

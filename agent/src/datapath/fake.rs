@@ -132,7 +132,7 @@ impl Datapath for Fake {
         self.write(|fake| {
             let capacity = fake.limits.frontends;
             if fake.frontends.len() >= 2 * capacity as usize && !fake.frontends.contains_key(key) {
-                return Err(Error::NoSpace { map: "FRONTENDS", capacity, flag: "--max-frontends" });
+                return Err(Error::NoSpace { map: "FRONTENDS", capacity, flag: Some("--max-frontends") });
             }
             fake.frontends.insert(*key, *value);
             Ok(())
@@ -176,7 +176,7 @@ impl Datapath for Fake {
         self.write(|fake| {
             let capacity = fake.limits.source_ranges;
             if fake.source_ranges.len() >= capacity as usize && !fake.source_ranges.contains_key(range) {
-                return Err(Error::NoSpace { map: "SOURCE_RANGES", capacity, flag: "--max-source-ranges" });
+                return Err(Error::NoSpace { map: "SOURCE_RANGES", capacity, flag: Some("--max-source-ranges") });
             }
             fake.source_ranges.insert(*range, ());
             Ok(())

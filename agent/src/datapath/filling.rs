@@ -18,7 +18,7 @@ use sheave_ebpf::{
     socket::{Peer, PeerKey},
 };
 
-use super::{Error, Limits, Result, batch, kernel::flatten, pins::Pins};
+use super::{Error, Limits, Result, batch, pinned, pins::Pins};
 use crate::view::MapView;
 
 /// Between two counts.
@@ -54,9 +54,7 @@ impl Filling {
 /// # Errors
 /// When a map is not there, or no thread can be started.
 pub fn start(pins: &Pins, filling: Filling) -> anyhow::Result<()> {
-    let open = |name: &str| {
-        MapData::from_pin(pins.map(name)).map_err(|e| Error::Incompatible(format!("map {name}: {}", flatten(&e))))
-    };
+    let open = |name| pinned::bare(pins, name);
     let (affinity, peers, conntrack) = (open(maps::AFFINITY)?, open(maps::PEERS)?, open(maps::CONNTRACK)?);
     let work = move || {
         loop {

@@ -14,7 +14,7 @@ use sheave_ebpf::{
     names::ServiceName,
 };
 
-use super::{Error, Result, batch, clock, kernel::flatten, pins::Pins, words::Words};
+use super::{Error, Result, batch, clock, pinned, pins::Pins, words::Words};
 use crate::conntrack::{FlowView, Kinds, ReadFlows, sweep, views};
 
 /// A pass comes this often; closed flows have their ports back after at most twice that.
@@ -54,19 +54,12 @@ impl Flows {
     /// # Errors
     /// When one is missing or is not what this build expects.
     pub fn open(pins: &Pins) -> Result<Self> {
-        let open = |name: &str| {
-            let pin = pins.map(name);
-            MapData::from_pin(&pin).map_err(|e| {
-                Error::Incompatible(format!("cannot open the pinned map {}: {}", pin.display(), flatten(&e)))
-            })
-        };
-        let unexpected = |e| Error::Incompatible(format!("a pinned map is not of this version: {}", flatten(&e)));
         Ok(Self {
-            table: open(maps::CONNTRACK)?,
-            entries: Map::LruHashMap(open(maps::CONNTRACK)?).try_into().map_err(unexpected)?,
-            addresses: Map::HashMap(open(maps::NODE_ADDRESSES)?).try_into().map_err(unexpected)?,
-            names: Map::HashMap(open(maps::NAMES)?).try_into().map_err(unexpected)?,
-            meta: Words::new(maps::META, &open(maps::META)?)?,
+            table: pinned::bare(pins, maps::CONNTRACK)?,
+            entries: pinned::open(pins, maps::CONNTRACK, Map::LruHashMap)?,
+            addresses: pinned::open(pins, maps::NODE_ADDRESSES, Map::HashMap)?,
+            names: pinned::open(pins, maps::NAMES, Map::HashMap)?,
+            meta: pinned::words(pins, maps::META)?,
         })
     }
 

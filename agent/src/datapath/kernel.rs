@@ -2,14 +2,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     sync::atomic::Ordering,
 };
 
 use aya::{
     Pod,
     maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, lpm_trie},
-    sys::SyscallError,
 };
 use ipnet::IpNet;
 use sheave_ebpf::{
@@ -24,9 +22,11 @@ use sheave_ebpf::{
 };
 
 use super::{
-    Datapath, Error, Limits, RangeKey, Result, guarded,
+    Datapath, Limits, RangeKey, Result, guarded,
     load::MAX_SERVICE_CIDRS,
+    pinned::{self, failed, removed},
     pins::Pins,
+    prefix_bits,
     words::{self, Words},
 };
 
@@ -52,40 +52,29 @@ impl Kernel {
     /// # Errors
     /// When one is missing or is not what this build expects.
     pub fn open(pins: &Pins) -> Result<Self> {
-        let open = |name: &'static str| {
-            let pin = pins.map(name);
-            MapData::from_pin(&pin).map_err(|e| {
-                Error::Incompatible(format!("cannot open the pinned map {}: {}", pin.display(), flatten(&e)))
-            })
-        };
-        let size = |map: &MapData| map.info().map(|i| i.max_entries()).unwrap_or_default();
-        let (frontends, backends, tables) = (open(maps::FRONTENDS)?, open(maps::BACKENDS)?, open(maps::TABLES)?);
-        let (source_ranges, affinity) = (open(maps::SOURCE_RANGES)?, open(maps::AFFINITY)?);
+        let size = |name| pinned::size(pins, name);
         let limits = Limits {
-            frontends: size(&frontends) / 2, // see the shape in load.rs
-            backends: size(&backends),
-            slots: size(&tables),
-            affinity: size(&affinity),
-            peers: size(&open(maps::PEERS)?),
-            source_ranges: size(&source_ranges),
-            conntrack: size(&open(maps::CONNTRACK)?),
+            frontends: size(maps::FRONTENDS)? / 2, // see the shape in load.rs
+            backends: size(maps::BACKENDS)?,
+            slots: size(maps::TABLES)?,
+            affinity: size(maps::AFFINITY)?,
+            peers: size(maps::PEERS)?,
+            source_ranges: size(maps::SOURCE_RANGES)?,
+            conntrack: size(maps::CONNTRACK)?,
         };
         Ok(Self {
             limits,
-            frontends: hash(maps::FRONTENDS, Map::HashMap(frontends))?,
-            names: hash(maps::NAMES, Map::HashMap(open(maps::NAMES)?))?,
-            source_ranges: LpmTrie::try_from(Map::LpmTrie(source_ranges))
-                .map_err(|e| Error::Incompatible(format!("map {}: {}", maps::SOURCE_RANGES, flatten(&e))))?,
-            service_networks: LpmTrie::try_from(Map::LpmTrie(open(maps::SERVICE_CIDRS)?))
-                .map_err(|e| Error::Incompatible(format!("map {}: {}", maps::SERVICE_CIDRS, flatten(&e))))?,
-            affinity: hash(maps::AFFINITY, Map::LruHashMap(affinity))?,
-            services: Words::new(maps::SERVICES, &open(maps::SERVICES)?)?,
-            tables: Words::new(maps::TABLES, &tables)?,
-            backends: Words::new(maps::BACKENDS, &backends)?,
-            connections: Words::new(maps::CONNECTIONS, &open(maps::CONNECTIONS)?)?,
-            meta: Words::new(maps::META, &open(maps::META)?)?,
-            counters: PerCpuArray::try_from(Map::PerCpuArray(open(maps::COUNTERS)?))
-                .map_err(|e| Error::Incompatible(format!("map {}: {}", maps::COUNTERS, flatten(&e))))?,
+            frontends: pinned::open(pins, maps::FRONTENDS, Map::HashMap)?,
+            names: pinned::open(pins, maps::NAMES, Map::HashMap)?,
+            source_ranges: pinned::open(pins, maps::SOURCE_RANGES, Map::LpmTrie)?,
+            service_networks: pinned::open(pins, maps::SERVICE_CIDRS, Map::LpmTrie)?,
+            affinity: pinned::open(pins, maps::AFFINITY, Map::LruHashMap)?,
+            services: pinned::words(pins, maps::SERVICES)?,
+            tables: pinned::words(pins, maps::TABLES)?,
+            backends: pinned::words(pins, maps::BACKENDS)?,
+            connections: pinned::words(pins, maps::CONNECTIONS)?,
+            meta: pinned::words(pins, maps::META)?,
+            counters: pinned::open(pins, maps::COUNTERS, Map::PerCpuArray)?,
         })
     }
 
@@ -97,54 +86,15 @@ impl Kernel {
     }
 }
 
-fn hash<K: Pod, V: Pod>(name: &str, map: Map) -> Result<HashMap<MapData, K, V>> {
-    HashMap::try_from(map).map_err(|e| Error::Incompatible(format!("map {name}: {}", flatten(&e))))
-}
-
-/// The whole chain of an error in one line.
-pub(super) fn flatten(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
-/// A map error as ours. A full hash says E2BIG, a full trie ENOSPC.
-pub(super) fn failed(error: MapError, map: &'static str, capacity: u32, flag: &'static str) -> Error {
-    match error {
-        MapError::SyscallError(SyscallError { io_error, .. })
-            if matches!(io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) =>
-        {
-            Error::NoSpace { map, capacity, flag }
-        }
-        MapError::SyscallError(SyscallError { call, io_error }) => Error::kernel(format!("{call} on {map}"), io_error),
-        other => Error::Incompatible(format!("map {map}: {}", flatten(&other))),
-    }
-}
-
-/// A missing key is already removed.
-pub(super) fn removed(result: std::result::Result<(), MapError>, map: &'static str) -> Result<()> {
-    match result {
-        Err(MapError::SyscallError(SyscallError { io_error, .. })) if io_error.kind() == io::ErrorKind::NotFound => {
-            Ok(())
-        }
-        Err(e) => Err(failed(e, map, 0, "")),
-        Ok(()) => Ok(()),
-    }
-}
-
 /// Keys first, then values: deletion restarts the walk, so the keys are a hint.
 fn entries<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, name: &'static str) -> Result<Vec<(K, V)>> {
     let mut found = Vec::new();
     for key in map.keys() {
-        let key = key.map_err(|e| failed(e, name, 0, ""))?;
+        let key = key.map_err(|e| failed(e, name, 0, None))?;
         match map.get(&key, 0) {
             Ok(value) => found.push((key, value)),
             Err(MapError::KeyNotFound) => {}
-            Err(e) => return Err(failed(e, name, 0, "")),
+            Err(e) => return Err(failed(e, name, 0, None)),
         }
     }
     Ok(found)
@@ -163,7 +113,7 @@ impl Datapath for Kernel {
         if value.kind == KIND_UNKNOWN_PORT {
             guarded::widen(&self.meta, &key.addr)?;
         }
-        let full = |e| failed(e, maps::FRONTENDS, self.limits.frontends, "--max-frontends");
+        let full = |e| failed(e, maps::FRONTENDS, self.limits.frontends, Some("--max-frontends"));
         self.frontends.insert(key, value, 0).map_err(full)
     }
 
@@ -180,7 +130,7 @@ impl Datapath for Kernel {
     }
 
     fn put_name(&mut self, service: u32, name: &ServiceName) -> Result<()> {
-        let full = |e| failed(e, maps::NAMES, self.limits.frontends, "--max-frontends");
+        let full = |e| failed(e, maps::NAMES, self.limits.frontends, Some("--max-frontends"));
         self.names.insert(&service, name, 0).map_err(full)
     }
 
@@ -191,12 +141,12 @@ impl Datapath for Kernel {
     fn source_ranges(&self) -> Result<Vec<RangeKey>> {
         self.source_ranges
             .keys()
-            .map(|key| key.map(|k| (k.prefix_len(), k.data())).map_err(|e| failed(e, maps::SOURCE_RANGES, 0, "")))
+            .map(|key| key.map(|k| (k.prefix_len(), k.data())).map_err(|e| failed(e, maps::SOURCE_RANGES, 0, None)))
             .collect()
     }
 
     fn put_source_range(&mut self, (bits, range): &RangeKey) -> Result<()> {
-        let full = |e| failed(e, maps::SOURCE_RANGES, self.limits.source_ranges, "--max-source-ranges");
+        let full = |e| failed(e, maps::SOURCE_RANGES, self.limits.source_ranges, Some("--max-source-ranges"));
         self.source_ranges.insert(&lpm_trie::Key::new(*bits, *range), 1, 0).map_err(full)
     }
 
@@ -205,8 +155,8 @@ impl Datapath for Kernel {
     }
 
     fn set_service_networks(&mut self, networks: &BTreeMap<IpNet, bool>, complete: bool) -> Result<()> {
-        let bits = |net: &IpNet| if net.addr().is_ipv4() { 96 } else { 0 } + u32::from(net.prefix_len());
-        let entry = |(net, silent): (&IpNet, &bool)| ((bits(net), Addr::from(net.network())), u32::from(*silent));
+        let entry =
+            |(net, silent): (&IpNet, &bool)| ((prefix_bits(net), Addr::from(net.network())), u32::from(*silent));
         let wanted: BTreeMap<(u32, Addr), u32> = networks.iter().map(entry).collect();
         for net in networks.keys() {
             guarded::widen(&self.meta, &net.network().into())?;
@@ -219,7 +169,7 @@ impl Datapath for Kernel {
             let key = lpm_trie::Key::new(entry.0, entry.1);
             // A look-up alone would find the network around it.
             if !known.contains(entry) || self.service_networks.get(&key, 0).ok() != Some(*silent) {
-                let full = |e| failed(e, name, MAX_SERVICE_CIDRS, "nothing: there are too many");
+                let full = |e| failed(e, name, MAX_SERVICE_CIDRS, None);
                 self.service_networks.insert(&key, *silent, 0).map_err(full)?;
             }
         }

@@ -26,9 +26,9 @@ use sheave_ebpf::{
 
 use super::{
     Error, Limits, Result,
-    kernel::flatten,
     link::{self, Pinned},
     netns,
+    pinned::flatten,
     pins::Pins,
     probe::KernelVersion,
 };

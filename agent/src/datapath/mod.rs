@@ -24,6 +24,7 @@ pub mod netfilter;
 pub mod netlink;
 pub mod netns;
 pub mod packets;
+pub mod pinned;
 pub mod pins;
 pub mod probe;
 pub mod sockets;
@@ -53,14 +54,14 @@ use crate::{lb::ReadTables, options::HostPaths};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A map has no room left.
-    #[error("map {map} is full ({capacity} entries); raise {flag}")]
+    #[error("map {map} is full ({capacity} entries){}", remedy(*flag))]
     NoSpace {
         /// Name of the map.
         map: &'static str,
         /// Entries it holds at most.
         capacity: u32,
-        /// The agent's flag that sets the capacity.
-        flag: &'static str,
+        /// The agent's flag that sets the capacity; `None` = it is fixed.
+        flag: Option<&'static str>,
     },
     /// A system call failed.
     #[error("{call} failed: {source}")]
@@ -78,6 +79,10 @@ pub enum Error {
     Incompatible(String),
 }
 
+fn remedy(flag: Option<&str>) -> String {
+    flag.map_or_else(|| ", and its size is fixed".to_owned(), |flag| format!("; raise {flag}"))
+}
+
 impl Error {
     /// A failed call with what it was about.
     pub fn kernel(call: impl Into<String>, source: io::Error) -> Self {
@@ -87,6 +92,16 @@ impl Error {
 
 /// Shorthand.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// Bits of a network as a prefix of the 128 of an [`Addr`], in which IPv4 is mapped.
+#[must_use]
+pub fn prefix_bits(net: &IpNet) -> u32 {
+    let bits = u32::from(net.prefix_len());
+    match net {
+        IpNet::V4(_) => 96 + bits,
+        IpNet::V6(_) => bits,
+    }
+}
 
 /// Sizes of the maps, in entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

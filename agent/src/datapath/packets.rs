@@ -28,11 +28,11 @@ use super::{
     Error, Result,
     addresses::tell_if_new,
     devices::{Device, Nature, Role},
-    kernel::{failed, flatten, removed},
     load::Loaded,
+    pinned::{self, failed, removed},
     pins::Pins,
+    prefix_bits,
     tc::{self, Hold},
-    words::Words,
     workload_watch::{Equipment, WorkloadWatch},
 };
 use crate::{
@@ -137,17 +137,16 @@ impl Packets {
         let Loaded { ebpf: mut ethernet, mut tunnels, .. } = loaded;
         tc::load(&mut ethernet)?;
         tc::load(&mut tunnels)?;
-        let meta = Words::new(maps::META, &map(pins, maps::META)?)?;
+        let meta = pinned::words(pins, maps::META)?;
         let watch = WorkloadWatch::adopt(meta, options.from_pods == FromPods::Always);
-        let pods = Map::LpmTrie(map(pins, maps::POD_RANGES)?);
         Ok(Self {
             programs: Programs { ethernet, tunnels },
             options,
             devices: BTreeMap::new(),
             watch,
-            lent: hash(pins, maps::DEVICES)?,
-            addresses: hash(pins, maps::NODE_ADDRESSES)?,
-            pods: pods.try_into().map_err(|e| unexpected(maps::POD_RANGES, &e))?,
+            lent: pinned::open(pins, maps::DEVICES, Map::HashMap)?,
+            addresses: pinned::open(pins, maps::NODE_ADDRESSES, Map::HashMap)?,
+            pods: pinned::open(pins, maps::POD_RANGES, Map::LpmTrie)?,
             pins: pins.clone(),
         })
     }
@@ -255,12 +254,14 @@ impl Packets {
     /// What the kernel refused.
     pub fn set_pod_ranges(&mut self, ranges: &PodRanges) -> Result<()> {
         let value = |own: bool| if own { RANGE_OWN_PODS } else { RANGE_PODS };
-        let entry = |(net, own): (&IpNet, &bool)| ((prefix(net), Addr::from(net.network())), value(*own));
+        let entry = |(net, own): (&IpNet, &bool)| ((prefix_bits(net), Addr::from(net.network())), value(*own));
         let wanted: BTreeMap<(u32, Addr), u32> = ranges.iter().map(entry).collect();
         let present: Vec<_> = self.pods.keys().filter_map(std::result::Result::ok).collect();
         for ((bits, addr), value) in &wanted {
             let key = lpm_trie::Key::new(*bits, *addr);
-            self.pods.insert(&key, *value, 0).map_err(|e| failed(e, maps::POD_RANGES, 16_384, "--cluster-cidr"))?;
+            self.pods
+                .insert(&key, *value, 0)
+                .map_err(|e| failed(e, maps::POD_RANGES, 16_384, Some("--cluster-cidr")))?;
         }
         for key in present.into_iter().filter(|key| !wanted.contains_key(&(key.prefix_len(), key.data()))) {
             removed(self.pods.remove(&key), maps::POD_RANGES)?;
@@ -351,22 +352,13 @@ fn lent(device: &Device, devices: &[Device]) -> Lent {
     Lent { v4: first(IpAddr::is_ipv4), v6: first(IpAddr::is_ipv6), flags: 0, zero: 0 }
 }
 
-/// Bits of a network as a prefix of 128.
-fn prefix(net: &IpNet) -> u32 {
-    let bits = u32::from(net.prefix_len());
-    match net {
-        IpNet::V4(_) => 96 + bits,
-        IpNet::V6(_) => bits,
-    }
-}
-
 /// Makes a map hold exactly `wanted`; writes what differs.
 fn sync<K: Pod + Ord, V: Pod + PartialEq>(
     map: &mut HashMap<MapData, K, V>,
     name: &'static str,
     wanted: &BTreeMap<K, V>,
 ) -> Result<()> {
-    let full = |e| failed(e, name, 4096, "nothing: this node has too many");
+    let full = |e| failed(e, name, 4096, None);
     for (key, value) in wanted {
         if map.get(key, 0).ok().as_ref() != Some(value) {
             map.insert(key, value, 0).map_err(full)?;
@@ -377,18 +369,4 @@ fn sync<K: Pod + Ord, V: Pod + PartialEq>(
         removed(map.remove(key), name)?;
     }
     Ok(())
-}
-
-fn map(pins: &Pins, name: &str) -> Result<MapData> {
-    let pin = pins.map(name);
-    MapData::from_pin(&pin)
-        .map_err(|e| Error::Incompatible(format!("cannot open the pinned map {}: {}", pin.display(), flatten(&e))))
-}
-
-fn hash<K: Pod, V: Pod>(pins: &Pins, name: &str) -> Result<HashMap<MapData, K, V>> {
-    HashMap::try_from(Map::HashMap(map(pins, name)?)).map_err(|e| unexpected(name, &e))
-}
-
-fn unexpected(name: &str, error: &dyn std::error::Error) -> Error {
-    Error::Incompatible(format!("map {name}: {}", flatten(error)))
 }

@@ -20,7 +20,7 @@ use sheave_ebpf::{
     socket::{Peer, PeerKey},
 };
 
-use super::{Error, Result, Stale, kernel::flatten, netns, pins::Pins, words};
+use super::{Result, Stale, netns, pinned, pins::Pins, words};
 
 const BY_FAMILY: u16 = 20;
 const DESTROY: u16 = 21;
@@ -72,10 +72,7 @@ impl Closer {
     /// # Errors
     /// When it cannot be opened.
     pub fn open(pins: &Pins, cgroup_root: &Path, tcp: bool) -> Result<Self> {
-        let incompatible =
-            |e: &dyn std::error::Error| Error::Incompatible(format!("map {}: {}", maps::PEERS, flatten(e)));
-        let map = MapData::from_pin(pins.map(maps::PEERS)).map_err(|e| incompatible(&e))?;
-        let peers = HashMap::try_from(Map::LruHashMap(map)).map_err(|e| incompatible(&e))?;
+        let peers = pinned::open(pins, maps::PEERS, Map::LruHashMap)?;
         Ok(Self { peers, cgroup_root: cgroup_root.to_owned(), tcp })
     }
 

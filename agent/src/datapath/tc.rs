@@ -20,8 +20,8 @@ use super::{
     Error, Result,
     attach::remove_pin,
     devices::{Device, Role},
-    kernel::flatten,
     link::Pinned,
+    pinned::flatten,
     pins::Pins,
     verifier,
 };

@@ -2,7 +2,7 @@
 
 use aya::programs::ProgramError;
 
-use super::{Error, kernel::flatten};
+use super::{Error, pinned::flatten};
 
 /// The error of a program that could not be loaded. The verifier's log, thousands of lines of register states, is for
 /// who asks for it.

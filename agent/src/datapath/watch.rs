@@ -10,7 +10,7 @@ use std::{
 use aya::maps::{HashMap, Map, MapData, PerCpuArray, RingBuf};
 use sheave_ebpf::{counter::Counter, event::Event, maps, meta, names::ServiceName};
 
-use super::{Error, Result, clock, kernel::flatten, pins::Pins, words::Words};
+use super::{Error, Result, clock, pinned, pins::Pins, words::Words};
 
 /// The programs stop telling so long after the last [`Watch::renew`]: a reader may be killed.
 const LEASE: u64 = 3;
@@ -35,18 +35,11 @@ impl Watch {
     /// When somebody else reads, or a map is missing or not what this build expects.
     pub fn open(pins: &Pins) -> Result<Self> {
         let lock = lock(pins)?;
-        let open = |name: &str| {
-            let pin = pins.map(name);
-            MapData::from_pin(&pin).map_err(|e| {
-                Error::Incompatible(format!("cannot open the pinned map {}: {}", pin.display(), flatten(&e)))
-            })
-        };
-        let unexpected = |e| Error::Incompatible(format!("a pinned map is not of this version: {}", flatten(&e)));
         let mut watch = Self {
-            ring: Map::RingBuf(open(maps::EVENTS)?).try_into().map_err(unexpected)?,
-            names: Map::HashMap(open(maps::NAMES)?).try_into().map_err(unexpected)?,
-            counters: Map::PerCpuArray(open(maps::COUNTERS)?).try_into().map_err(unexpected)?,
-            meta: Words::new(maps::META, &open(maps::META)?)?,
+            ring: pinned::open(pins, maps::EVENTS, Map::RingBuf)?,
+            names: pinned::open(pins, maps::NAMES, Map::HashMap)?,
+            counters: pinned::open(pins, maps::COUNTERS, Map::PerCpuArray)?,
+            meta: pinned::words(pins, maps::META)?,
             began: clock::monotonic(),
             lost: 0,
             _lock: lock,

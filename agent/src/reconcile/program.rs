@@ -18,7 +18,7 @@ use super::{
     adopt::{SCOPES, name_record},
 };
 use crate::{
-    datapath::{Datapath, Error, RangeKey, Result, Stale},
+    datapath::{Datapath, Error, RangeKey, Result, Stale, prefix_bits},
     model::Protocol,
     plan::group::{BackendPlan, GroupKey, GroupPlan, ScopePlan},
 };
@@ -59,7 +59,7 @@ impl<D: Datapath> Reconciler<D> {
 
     fn shortage(&self, plan: &GroupPlan, owned: &[(FrontendKey, u32)]) -> Option<Error> {
         let limits = self.datapath.limits();
-        let full = |map, capacity, flag| Some(Error::NoSpace { map, capacity, flag });
+        let full = |map, capacity, flag| Some(Error::NoSpace { map, capacity, flag: Some(flag) });
         let group = self.groups.get(&plan.key);
         let frontends = owned.iter().filter(|(key, _)| !self.frontends.contains_key(key)).count();
         if self.frontends.len() - self.unknown_ports + frontends > limits.frontends as usize
@@ -79,7 +79,7 @@ impl<D: Datapath> Reconciler<D> {
         let record = name_record(key)
             .ok_or_else(|| Error::Incompatible(format!("{} has a name of more than 63 bytes", key.service)))?;
         let limit = self.datapath.limits().frontends;
-        let full = Error::NoSpace { map: maps::FRONTENDS, capacity: limit, flag: "--max-frontends" };
+        let full = Error::NoSpace { map: maps::FRONTENDS, capacity: limit, flag: Some("--max-frontends") };
         let id = self.services.take().ok_or(full)?;
         if let Err(error) = self.datapath.put_name(id, &record) {
             self.services.release(id);
@@ -122,7 +122,7 @@ impl<D: Datapath> Reconciler<D> {
                 continue;
             }
             let capacity = self.datapath.limits().backends;
-            let full = Error::NoSpace { map: maps::BACKENDS, capacity, flag: "--max-backends" };
+            let full = Error::NoSpace { map: maps::BACKENDS, capacity, flag: Some("--max-backends") };
             let id = self.backends.take().ok_or(full)?;
             group.backends.insert(identity, id); // ours from here on, written or not
             let record = Backend {
@@ -258,7 +258,7 @@ impl<D: Datapath> Reconciler<D> {
             offset = self.runs.take(total);
         }
         let capacity = self.datapath.limits().slots;
-        let offset = offset.ok_or(Error::NoSpace { map: maps::TABLES, capacity, flag: "--max-table-slots" })?;
+        let offset = offset.ok_or(Error::NoSpace { map: maps::TABLES, capacity, flag: Some("--max-table-slots") })?;
         for (slot, id) in (offset..).zip(run) {
             if let Err(error) = self.datapath.put_slot(slot, *id) {
                 self.runs.release(offset, total); // nothing names it
@@ -462,11 +462,8 @@ fn dialled_before(key: &FrontendKey, service: u32, was_silent: bool) -> Stale {
 }
 
 fn wanted_ranges(service: u32, ranges: &[IpNet]) -> impl Iterator<Item = RangeKey> {
-    ranges.iter().map(move |net| {
-        let bits = match net {
-            IpNet::V4(v4) => 96 + u32::from(v4.prefix_len()),
-            IpNet::V6(v6) => u32::from(v6.prefix_len()),
-        };
-        (SERVICE_BITS + bits, SourceRange { service: service.to_be(), addr: net.network().into() })
-    })
+    let addr = |net: &IpNet| net.network().into();
+    ranges
+        .iter()
+        .map(move |net| (SERVICE_BITS + prefix_bits(net), SourceRange { service: service.to_be(), addr: addr(net) }))
 }
