@@ -194,7 +194,7 @@ fn tables_that_mean_something_else_serve_until_ours_are_filled() -> Result<()> {
             ensure!(!old.root.exists(), "the old pins are still there:\n{}", scene.agent.log());
             Ok(())
         })?;
-        ensure!(scene.agent.log().contains("its programs serve until ours are filled"), "{}", scene.agent.log());
+        ensure!(scene.agent.log().contains("its programs keep serving until ours are filled"), "{}", scene.agent.log());
         one_program_per_hook(&node.host).context(name)?;
         none_failed(vec![load]).context(name)?;
         for (client, way, to) in
