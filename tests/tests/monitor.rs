@@ -190,7 +190,7 @@ fn a_second_reader_is_told_of_the_first() -> Result<()> {
     let inside = lab.n1().pod(20)?.place.client()?;
     let first = Monitor::start(&lab, &agent, &[])?;
     let refused = agent.sheave(&["monitor"]).err().context("a second reader got in")?;
-    assert!(format!("{refused:#}").contains("another `sheave monitor` is reading"), "{refused:#}");
+    assert!(format!("{refused:#}").contains("another `sheave monitor` is running"), "{refused:#}");
     first.end(Signal::SIGKILL)?;
     inside.outcome(Way::Tcp, "10.96.0.2:80")?; // still told, and read by nobody
     let mut second = Monitor::start(&lab, &agent, &[])?;
