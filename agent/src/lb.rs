@@ -1,5 +1,7 @@
 //! From the contents of the kernel's tables to what `lb list` says. Pure: the kernel and the fake are read alike.
 
+pub mod clients;
+
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},

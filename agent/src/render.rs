@@ -1,6 +1,7 @@
 //! How answers look: kubectl's tables, JSON and YAML. The tables are also what golden tests compare.
 
 pub mod check;
+pub mod clients;
 pub mod events;
 pub mod flows;
 pub mod lb;

@@ -111,8 +111,14 @@ fn a03_case_24_removed_and_terminating_backends_are_left_at_once() -> Result<()>
     assert_eq!(open.ask()?.answer.name, first);
 
     let rest = slice(&all_but(&first));
+    let remembered = |name: &str| -> Result<bool> {
+        let list = agent.sheave(&["lb", "list", "--affinity", "-n", "t"])?;
+        Ok(list.lines().any(|line| line.contains("netns:") && line.contains(&format!("{}:8080", address_of(name)))))
+    };
+    assert!(remembered(&first)?);
     lab.apply(&[&rest.clone().terminating(address_of(&first), "n1")])?; // (a)
     lab.settle(&agent)?;
+    assert!(!remembered(&first)?, "(a) no entry holds a terminating backend");
     let second = pinned(&client, Way::Tcp, TO)?;
     assert_ne!(second, first, "(a)");
     assert_eq!(open.ask()?.answer.name, first, "(a) an open connection goes on");
@@ -120,6 +126,7 @@ fn a03_case_24_removed_and_terminating_backends_are_left_at_once() -> Result<()>
     lab.apply(&[&rest])?; // (b)
     lab.settle(&agent)?;
     assert_eq!(pinned(&client, Way::Tcp, TO)?, second, "(b)");
+    assert!(remembered(&second)? && !remembered(&first)?, "(b)");
 
     lab.apply(&[&slice(&ADDRESSES)])?; // (c)
     lab.settle(&agent)?;

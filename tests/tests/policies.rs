@@ -275,6 +275,9 @@ fn source_ranges_bind_clients_on_the_node_too() -> Result<()> {
             );
             assert_eq!(client.outcome(Way::Tcp, "192.0.2.11:30091")?, "A", "{row}: {from}, nor the node port");
         }
+        let list = agent.sheave(&["lb", "list", "--source-ranges", "-n", "t"])?;
+        let is_shown = list.lines().any(|line| line.split_whitespace().eq(["t/s", "t", "TCP", "198.51.100.0/24"]));
+        assert_eq!(is_shown, row.starts_with("V-6"), "{row}: {list}");
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `sheave lb`: what the kernel does, read from the pinned maps. Works while the agent is down.
 
-use std::{collections::BTreeSet, thread::sleep, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, thread::sleep, time::Duration};
 
 use clap::{Args, Subcommand};
 use ipnet::IpNet;
@@ -18,9 +18,13 @@ use crate::{
         client::{Client, Watched as _},
     },
     conntrack::FlowView,
-    datapath, lb,
+    datapath::{self, clock},
+    lb::{
+        self,
+        clients::{self, AffinityView, SourceRangeView},
+    },
     render::{
-        Table, flows,
+        Table, clients as client_text, flows,
         lb::{self as text, Lines},
     },
     view::{Items, LbView},
@@ -43,6 +47,7 @@ Examples:
   sheave lb list --frontends -o wide
   sheave lb list --backends -n shop --watch
   sheave lb list --conntrack --client 198.51.100.0/24 -o wide
+  sheave lb list --affinity -n shop
   sheave lb list -o json | jq '.items[] | select(.verdict != \"forward\")'";
 
 /// Flags of `sheave lb list`.
@@ -55,10 +60,16 @@ pub struct ListArgs {
     #[arg(long)]
     backends: bool,
     /// Flows of clients outside this node instead, one line per flow
-    #[arg(long, conflicts_with_all = ["frontends", "backends"])]
+    #[arg(long, group = "instead", conflicts_with_all = ["frontends", "backends"])]
     conntrack: bool,
-    /// Only flows of clients in this network
-    #[arg(long, value_name = "CIDR", requires = "conntrack")]
+    /// Clients that session affinity sends where they went before instead, one line per client
+    #[arg(long, group = "instead", conflicts_with_all = ["frontends", "backends"])]
+    affinity: bool,
+    /// Networks of loadBalancerSourceRanges instead, one line per network
+    #[arg(long, group = "instead", conflicts_with_all = ["frontends", "backends", "client"])]
+    source_ranges: bool,
+    /// Only clients in this network, with --conntrack or --affinity; pods and this host are clients without an address
+    #[arg(long, value_name = "CIDR", requires = "instead")]
     client: Option<IpNet>,
     #[command(flatten)]
     namespace: NamespaceArgs,
@@ -94,14 +105,27 @@ impl ListArgs {
                 && only.as_ref().is_none_or(|names| names.contains(service))
         };
         let paths = self.host.paths();
+        let comes_from =
+            |address: Option<IpAddr>| self.client.is_none_or(|net| address.is_some_and(|ip| net.contains(&ip)));
         if self.conntrack {
-            let client = self.client;
             return print(self.format, || {
                 let mut items = datapath::open_flows(&paths)?.list()?;
-                items.retain(|flow| {
-                    is_meant(flow.service.as_deref()) && client.is_none_or(|net| net.contains(&flow.client.ip()))
-                });
+                items.retain(|flow| is_meant(flow.service.as_deref()) && comes_from(Some(flow.client.ip())));
                 Ok(FlowList { items })
+            });
+        }
+        if self.affinity {
+            return print(self.format, || {
+                let mut list = clients::affinity(&*datapath::open_tables(&paths)?, clock::seconds());
+                list.items.retain(|view| is_meant(view.port.service.as_deref()) && comes_from(view.address()));
+                Ok(list)
+            });
+        }
+        if self.source_ranges {
+            return print(self.format, || {
+                let mut list = clients::source_ranges(&*datapath::open_tables(&paths)?);
+                list.items.retain(|view| is_meant(view.port.service.as_deref()));
+                Ok(list)
             });
         }
         let lines = match (self.frontends, self.backends) {
@@ -161,6 +185,26 @@ impl Listing for FlowList {
 
     fn names(&self) -> String {
         flows::names(&self.items)
+    }
+}
+
+impl Listing for Items<AffinityView> {
+    fn table(&self, wide: bool) -> Table {
+        client_text::affinity(&self.items, wide)
+    }
+
+    fn names(&self) -> String {
+        client_text::affinity_names(&self.items)
+    }
+}
+
+impl Listing for Items<SourceRangeView> {
+    fn table(&self, _wide: bool) -> Table {
+        client_text::source_ranges(&self.items)
+    }
+
+    fn names(&self) -> String {
+        client_text::range_names(&self.items)
     }
 }
 

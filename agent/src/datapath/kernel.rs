@@ -21,6 +21,8 @@ use sheave_ebpf::{
     source_range::SourceRange,
 };
 
+use crate::lb::clients::ReadClients;
+
 use super::{
     Datapath, Limits, RangeKey, Result, guarded,
     load::MAX_SERVICE_CIDRS,
@@ -98,6 +100,16 @@ fn entries<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, name: &'static str) -> 
         }
     }
     Ok(found)
+}
+
+impl ReadClients for Kernel {
+    fn affinity(&self) -> Vec<(AffinityKey, u64)> {
+        entries(&self.affinity, maps::AFFINITY).unwrap_or_default()
+    }
+
+    fn source_ranges(&self) -> Vec<RangeKey> {
+        Datapath::source_ranges(self).unwrap_or_default()
+    }
 }
 
 impl Datapath for Kernel {

@@ -48,7 +48,7 @@ use sheave_ebpf::{
     source_range::SourceRange,
 };
 
-use crate::{lb::ReadTables, options::HostPaths};
+use crate::{lb::clients::ReadClients, options::HostPaths};
 
 /// What can go wrong in the datapath; typed where a caller decides by it.
 #[derive(Debug, thiserror::Error)]
@@ -239,7 +239,7 @@ pub trait Datapath {
 ///
 /// # Errors
 /// When there are none, or they are not what this build expects.
-pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadTables>> {
+pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadClients>> {
     Ok(Box::new(kernel::Kernel::open(&pinned(paths)?)?))
 }
 

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use sheave_ebpf::{
     addr::Addr,
+    affinity::{AffinityKey, CLIENT_ADDRESS, CLIENT_NETNS, word},
     backend::Backend,
     frontend::{
         Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT, KIND_UNKNOWN_PORT,
@@ -14,12 +15,18 @@ use sheave_ebpf::{
         ALGORITHM_MAGLEV, Config, Scope, VERDICT_DROP, VERDICT_REJECT, WORDS_PER_SERVICE, Word, config_index,
         word_index,
     },
+    source_range::{SERVICE_BITS, SourceRange},
 };
 
-use super::{ReadTables, views};
+use super::{
+    ReadTables,
+    clients::{ReadClients, affinity, source_ranges},
+    views,
+};
 use crate::{
+    datapath::RangeKey,
     render::{
-        self,
+        self, clients,
         lb::{Lines, names, table},
     },
     view::{Items, LbView},
@@ -33,6 +40,17 @@ struct Memory {
     slots: Vec<u32>,
     backends: Vec<(Backend, u64)>,
     names: Vec<ServiceName>,
+    affinity: Vec<(AffinityKey, u64)>,
+    ranges: Vec<RangeKey>,
+}
+
+impl ReadClients for Memory {
+    fn affinity(&self) -> Vec<(AffinityKey, u64)> {
+        self.affinity.clone()
+    }
+    fn source_ranges(&self) -> Vec<RangeKey> {
+        self.ranges.clone()
+    }
 }
 
 impl ReadTables for Memory {
@@ -175,6 +193,64 @@ BACKEND                     SERVICE   CONNECTIONS   FRONTENDS
 10.244.1.10:8080/TCP        t/web     3             3
 [2001:db8:1::10]:8443/TCP   t/six     1             1",
     );
+}
+
+/// At second 1000: what is in force, with the time that is left of it.
+#[test]
+fn clients_are_shown_with_where_they_go_and_for_how_long() {
+    let mut tables = sample();
+    let [web, six, nameless] = [0, 1, 2]; // of the sample
+    let (a, gone) = (0, tables.add_backend("10.244.1.66", 8080, web, 1));
+    let by_address = |service, address: &str| AffinityKey {
+        service,
+        kind: CLIENT_ADDRESS,
+        client: Addr::from(address.parse::<IpAddr>().unwrap()).words,
+    };
+    let by_netns = |service, low, high| AffinityKey { service, kind: CLIENT_NETNS, client: [low, high, 0, 0] };
+    tables.affinity = vec![
+        (by_netns(web, 7, 1), word(a, 1000)),
+        (by_address(web, "198.51.100.10"), word(a, 900)),
+        (by_address(web, "198.51.100.9"), word(a, 0)),
+        (by_address(web, "198.51.100.11"), word(gone, 1000)), // case 24: it takes no new connections
+        (by_address(six, "2001:db8::9"), word(2, 1000)),      // affinity was switched off
+    ];
+    tables.words.insert(config_index(web), Config::new(ALGORITHM_MAGLEV, 0, 999).0);
+    let range = |service: u32, bits, address: &str| {
+        let addr = Addr::from(address.parse::<IpAddr>().unwrap());
+        (SERVICE_BITS + bits, SourceRange { service: service.to_be(), addr })
+    };
+    tables.ranges = vec![
+        range(six, 48, "2001:db8:100::"),
+        range(web, 96 + 24, "198.51.100.0"),
+        range(nameless, 96, "0.0.0.0"),
+        range(web, 96 + 8, "10.0.0.0"),
+    ];
+
+    let (affinity, ranges) = (affinity(&tables, 1000), source_ranges(&tables));
+    let expected = "
+SERVICE   PORT   PROTOCOL   CLIENT             BACKEND            REMAINING   TIMEOUT
+t/web     p      TCP        netns:4294967303   10.244.1.10:8080   999s        999s
+t/web     p      TCP        198.51.100.10      10.244.1.10:8080   899s        999s";
+    assert_eq!(clients::affinity(&affinity.items, true).text().trim_end(), expected.trim());
+    assert_eq!(
+        clients::affinity_names(&affinity.items),
+        "netns:4294967303→t/web:p/TCP→10.244.1.10:8080\n198.51.100.10→t/web:p/TCP→10.244.1.10:8080\n"
+    );
+    let expected = "
+SERVICE   PORT   PROTOCOL   CLIENTS
+-         -      -          0.0.0.0/0
+t/six     p      TCP        2001:db8:100::/48
+t/web     p      TCP        10.0.0.0/8
+t/web     p      TCP        198.51.100.0/24";
+    assert_eq!(clients::source_ranges(&ranges.items).text().trim_end(), expected.trim());
+    let json = serde_json::to_value(&affinity.items[1]).unwrap();
+    let expected = serde_json::json!({
+        "service": "t/web", "portName": "p", "protocol": "TCP", "client": "198.51.100.10",
+        "backend": "10.244.1.10:8080", "remainingSeconds": 899, "timeoutSeconds": 999,
+    });
+    assert_eq!(json, expected);
+    assert_eq!(serde_saphyr::from_str::<Items<_>>(&render::yaml(&affinity).unwrap()).unwrap(), affinity);
+    assert_eq!(serde_saphyr::from_str::<Items<_>>(&render::yaml(&ranges).unwrap()).unwrap(), ranges);
 }
 
 #[test]
