@@ -17,7 +17,11 @@ pub const REFUSED: u8 = 2;
 
 /// All of them, with what they mean.
 pub const CODES: [(u8, &str); 3] = [
-    (0, "success; for `check`: nothing is missing; for `status`: the agent answers, healthy or not"),
+    (
+        0,
+        "success; for `check`: nothing is missing; for `status`: the agent answers, healthy or not, and with --ready it is \
+         ready",
+    ),
     (FAILED, "failure, or the answer is bad news"),
     (REFUSED, "nothing was done and nothing changed: the command line is wrong, or this host cannot run the agent"),
 ];

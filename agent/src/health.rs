@@ -17,6 +17,9 @@ use crate::model::Family;
 /// Work this old makes the node unhealthy: twice kube-proxy's syncPeriod.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Why an agent is not ready.
+pub const NOT_READY: &str = "not everything that was listed is in the kernel yet";
+
 /// One reading of both clocks: ages come from the one that nobody sets, texts from the one that people read.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {

@@ -139,6 +139,9 @@ pub struct StatusView {
     pub source_problems: Vec<String>,
     /// "ok", "starting" or "degraded".
     pub health: String,
+    /// What `/readyz` answers: everything that was listed at first has been in the kernel. Stays true.
+    #[serde(default)]
+    pub ready: bool,
     /// What is wrong, one sentence each; with none here nor of the source, a node that has started is ok.
     pub problems: Vec<String>,
     /// What is not as somebody wished although all is well: objects that cannot be used, addresses that two claim.

@@ -194,22 +194,12 @@ impl Agent {
         format!("--run-dir {} --bpffs {}", self.paths.run.display(), self.paths.bpffs.display())
     }
 
-    /// `sheave status`
+    /// `sheave status`, of an agent in order or not.
     ///
     /// # Errors
     /// When the agent does not answer.
     pub fn status(&self) -> Result<StatusView> {
         self.json(&["status", "-o", "json"])
-    }
-
-    /// `sheave status` of an agent that is not in order, for which the command fails.
-    ///
-    /// # Errors
-    /// When the agent does not answer.
-    pub fn bad_status(&self) -> Result<StatusView> {
-        let mut command = self.place.command(program("sheave")?)?;
-        let output = command.args(["status", "-o", "json"]).args(self.flags().split(' ')).output()?;
-        serde_json::from_slice(&output.stdout).with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     /// `sheave svc list -A`: what it wants.

@@ -163,7 +163,7 @@ fn case_39_traffic_follows_the_api_and_outlives_it() -> Result<()> {
     agent.kill()?;
     agent.launch()?;
     let status = eventually("the agent says what it waits for", SOON, || {
-        let status = agent.bad_status()?;
+        let status = agent.status()?;
         ensure!(status.source_problems.iter().any(|problem| problem.contains("Connection refused")), "{status:?}");
         Ok(status)
     })?;

@@ -1,12 +1,15 @@
 //! What load balancers, kubelets and scrapers ask a node.
 
 use anyhow::{Result, ensure};
+use sheave_agent::health::NOT_READY;
 use sheave_tests::{
+    background::Background,
     client::Way,
+    fake_api::{FakeApi, Fault},
     http::get,
     lab::Lab,
-    objects::{self, Slice, Svc},
-    place::Place,
+    objects::{self, Object as _, Slice, Svc},
+    place::{Place, program},
     wait::{SOON, eventually},
 };
 
@@ -40,6 +43,69 @@ fn a_node_is_healthy_from_outside_on_both_families_until_it_is_to_be_drained() -
     expect(&lab.outside, "/livez", 200)?;
     lab.apply(&[&objects::tainted_node(1, "example.com/other")])?; // NE-2
     expect(&lab.outside, "/healthz", 200)
+}
+
+/// 39: what the chart's probe asks, and `/readyz` in the same words.
+#[test]
+fn a_node_is_not_ready_before_it_has_read_the_cluster() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    let background = Background::start()?;
+    let api = FakeApi::start(&background, Some(&node.host), true)?;
+    let kubeconfig = node.paths().run.join("kubeconfig");
+    api.kubeconfig(&kubeconfig)?;
+    api.put(&objects::node(1).text());
+    let mut agent = node.agent_of(&kubeconfig)?;
+    let probe = || {
+        let mut command = node.host.command(program("sheave")?)?;
+        command.args(["status", "--ready", "--output=name", "--run-dir"]).arg(&node.paths().run);
+        anyhow::Ok(command.output()?)
+    };
+    ensure!(probe()?.status.code() == Some(0), "{:?}", probe()?);
+
+    agent.kill()?;
+    ensure!(probe()?.status.code() == Some(1), "nobody there: {:?}", probe()?);
+    api.faults(|_| Some(Fault::Status(503, "ServiceUnavailable")));
+    agent.launch()?;
+    eventually("it says why it is not ready", SOON * 3, || {
+        let output = probe()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && said.contains(NOT_READY) && said.contains("503"), "{output:?}");
+        Ok(())
+    })?;
+    expect(&lab.outside, "/readyz", 503)?;
+    assert_eq!(get(&lab.outside, "192.0.2.11:10256", "/readyz")?.body, NOT_READY);
+
+    api.faults(|_| None);
+    eventually("it is ready", SOON * 3, || {
+        let output = probe()?;
+        ensure!(output.status.success() && output.stdout == b"n1\n", "{output:?}");
+        Ok(())
+    })?;
+    expect(&lab.outside, "/readyz", 200)
+}
+
+/// 7.2: an account that may not write events is complained about once, and events are all that is missing.
+#[test]
+fn refused_events_are_said_once() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    let background = Background::start()?;
+    let api = FakeApi::start(&background, Some(&node.host), true)?;
+    let kubeconfig = node.paths().run.join("kubeconfig");
+    api.kubeconfig(&kubeconfig)?;
+    api.put(&objects::node(1).text());
+    api.faults(|asked| (asked.kind == "events").then_some(Fault::Status(403, "Forbidden")));
+    let _taken = node.host.echo("taken", &["10256/TCP", "10249/TCP"])?;
+    let agent = node.agent_of(&kubeconfig)?;
+    eventually("all three are refused", SOON, || {
+        ensure!(api.asked("events").len() == 3, "{:?}", api.asked("events"));
+        ensure!(agent.log().contains("takes no events"), "{}", agent.log());
+        Ok(())
+    })?;
+    ensure!(agent.log().matches("takes no events").count() == 1, "{}", agent.log());
+    ensure!(agent.status()?.health == "ok", "{:?}", agent.status()?);
+    Ok(())
 }
 
 #[test]

@@ -178,7 +178,7 @@ fn a_lost_bpffs_is_not_noticed_by_traffic_and_the_next_agent_adopts_what_was_put
 
 fn complains(agent: &Agent, what: &str) -> Result<()> {
     eventually(what, NOTICED, || {
-        let status = agent.bad_status()?;
+        let status = agent.status()?;
         ensure!(status.health == "degraded", "{status:?}");
         ensure!(status.problems.iter().any(|p| p.contains("cannot be put back: pin")), "{status:?}");
         Ok(())

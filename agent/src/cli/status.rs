@@ -2,20 +2,24 @@
 
 use std::io::{self, IsTerminal as _};
 
+use anyhow::bail;
 use clap::Args;
 
 use super::{block_on, host::HostArgs, list::Output};
 use crate::{
     api::client::Client,
     exit,
+    health::NOT_READY,
     render::{self, status},
+    view::StatusView,
 };
 
 const EXAMPLES: &str = "\
-The exit code is 0 if the agent answers, healthy or not; for probes there is /readyz.
+The exit code is 0 if the agent answers, healthy or not. With --ready it is 1 until the agent is ready, as with /readyz.
 
 Examples:
   sheave status
+  sheave status --ready -o name                # for probes
   sheave status -o json | jq .counters";
 
 /// Flags of `sheave status`.
@@ -25,6 +29,9 @@ pub struct StatusArgs {
     /// Output format; table is a page to read
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    /// Fail until everything that was listed at the start is in the kernel
+    #[arg(long)]
+    ready: bool,
     #[command(flatten)]
     host: HostArgs,
 }
@@ -41,6 +48,16 @@ impl StatusArgs {
             Output::Yaml => render::yaml(&status)?,
             Output::Name => format!("{}\n", status.node),
         };
-        exit::print(text)
+        exit::print(text)?;
+        if self.ready { readiness(&status) } else { Ok(()) }
     }
+}
+
+/// A probe's failure shows one sentence to whoever looks at the pod: with what keeps the agent from it, if it knows.
+fn readiness(status: &StatusView) -> anyhow::Result<()> {
+    if status.ready {
+        return Ok(());
+    }
+    let reasons: String = status.source_problems.iter().map(|problem| format!("; {problem}")).collect();
+    bail!("not ready: {NOT_READY}{reasons}")
 }

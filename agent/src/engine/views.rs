@@ -148,6 +148,7 @@ impl<D: Datapath> Engine<D> {
             source,
             source_problems,
             health: health.to_owned(),
+            ready: self.is_ready,
             problems,
             warnings,
             services: self.state.services().count(),

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Health, Moment};
+use super::{Health, Moment, NOT_READY};
 use crate::model::Family;
 
 /// What is asked.
@@ -84,7 +84,7 @@ impl Health {
     }
 
     fn readiness(&self) -> Answer {
-        let sentence = if self.ready { "ok" } else { "not everything that was listed is in the kernel yet" };
+        let sentence = if self.ready { "ok" } else { NOT_READY };
         Answer { is_well: self.ready, body: sentence.to_owned() }
     }
 }
