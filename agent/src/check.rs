@@ -94,11 +94,15 @@ fn kernel(facts: &Facts, version: Option<KernelVersion>) -> Finding {
     }
 }
 
+/// Who may run the agent, in the words of the chart's values.
+const FIT: &str = "run it as root, or in a pod that adds the capabilities BPF, NET_ADMIN, PERFMON and SYS_ADMIN, as the chart's \
+                   does";
+
 /// Maps and links need CAP_BPF; programs that compare pointers, as ours do, CAP_PERFMON. CAP_SYS_ADMIN stands for both.
 fn privileges(facts: &Facts) -> Finding {
     const NAME: &str = "privileges";
     let Some(capabilities) = facts.capabilities else {
-        return Finding::warn(NAME, "cannot read /proc/self/status", "run as root, or in a pod with privileged: true");
+        return Finding::warn(NAME, "cannot read /proc/self/status", FIT);
     };
     let has = |bit| capabilities.has(bit);
     let rules_all = has(Capabilities::SYS_ADMIN);
@@ -110,17 +114,14 @@ fn privileges(facts: &Facts) -> Finding {
     let missing: Vec<&str> = needed.iter().filter(|(_, there)| !there).map(|(name, _)| *name).collect();
     if !missing.is_empty() {
         let missing = missing.join(", ");
-        return Finding::fail(
-            NAME,
-            format!("{missing} missing"),
-            format!("grant {missing} to this process, run it as root, or in a pod with privileged: true"),
-        );
+        return Finding::fail(NAME, format!("{missing} missing"), format!("grant {missing} to this process; or {FIT}"));
     }
     if !rules_all {
         return Finding::warn(
             NAME,
             "CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, but not CAP_SYS_ADMIN",
-            "sockets in pods that talk to a removed backend cannot be closed: grant CAP_SYS_ADMIN",
+            "sockets in pods that talk to a removed backend cannot be closed: grant CAP_SYS_ADMIN, with the chart by \
+             closePodSockets=true",
         );
     }
     Finding::ok(NAME, "CAP_SYS_ADMIN and CAP_NET_ADMIN")

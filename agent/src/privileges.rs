@@ -7,7 +7,10 @@ pub const KEPT: [(Capability, &str); 7] = [
     (Capability::CAP_BPF, "to write maps, and to attach programs to devices that come"),
     (Capability::CAP_NET_ADMIN, "to attach, to close sockets of removed backends, to put back what was taken away"),
     (Capability::CAP_SYS_ADMIN, "to enter the network namespaces of pods, whose sockets are to be closed"),
-    (Capability::CAP_SYS_PTRACE, "to find those namespaces by the processes in them"),
+    (
+        Capability::CAP_SYS_PTRACE,
+        "to find those namespaces by the processes in them, where they have no name below /run/netns",
+    ),
     (Capability::CAP_NET_BIND_SERVICE, "to wait for a port that is still taken"),
     (Capability::CAP_DAC_OVERRIDE, "to read credentials again that belong to another user"),
     (Capability::CAP_DAC_READ_SEARCH, "the same"),

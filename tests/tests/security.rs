@@ -5,7 +5,7 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -13,6 +13,7 @@ use serde_json::json;
 use sheave_tests::{
     client::Way,
     lab::Lab,
+    node::Node,
     objects::{Slice, Svc, Text},
     place::{Place, entered},
     skip,
@@ -50,7 +51,16 @@ fn capabilities(pid: u32) -> Result<BTreeSet<u64>> {
     Ok(found)
 }
 
-/// What the chart grants suffices for both paths, and what only the start needs is given up by every thread.
+/// Starts a node's agent by `setpriv`, which `command` leads to, with no other capabilities than these.
+fn with_capabilities(node: &Node, mut command: Command, capabilities: &str) -> Result<Ended> {
+    let agent = node.paths().agent(&node.name, &node.host)?;
+    command.args(["--bounding-set", &format!("-all,{capabilities}"), "--no-new-privs"]).args(entered(&agent));
+    let log = fs::File::create(&node.paths().log)?;
+    Ok(Ended(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?))
+}
+
+/// What the chart grants without closePodSockets suffices for both paths, and what only the start needs is given up by
+/// every thread.
 #[test]
 fn named_capabilities_suffice_and_are_given_up_after_the_start() -> Result<()> {
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
@@ -62,12 +72,7 @@ fn named_capabilities_suffice_and_are_given_up_after_the_start() -> Result<()> {
     let _server = node.server(10, "A")?;
     let web = Svc::new("web").ip("10.96.0.20").port("t", 80, "TCP").node_port(30_020);
     lab.apply(&[&web, &Slice::new("web-1", "web").port("t", 8080, "TCP").ready("10.244.1.10", "n1")])?;
-    let agent = node.paths().agent(&node.name, &node.host)?;
-    let mut command = node.host.command("setpriv")?;
-    command.args(["--bounding-set", "-all,+bpf,+perfmon,+net_admin", "--no-new-privs"]);
-    command.args(entered(&agent));
-    let log = fs::File::create(&node.paths().log)?;
-    let child = Ended(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?);
+    let child = with_capabilities(node, node.host.command("setpriv")?, "+bpf,+perfmon,+net_admin")?;
 
     let (inside, outside) = (node.host.client()?, lab.outside.client()?);
     for (client, to) in [(&inside, "10.96.0.20:80"), (&outside, "192.0.2.11:30020")] {
@@ -97,6 +102,48 @@ fn named_capabilities_suffice_and_are_given_up_after_the_start() -> Result<()> {
     let left = capabilities(child.0.id())?;
     ensure!(left == BTreeSet::from([0, BPF | NET_ADMIN]), "{left:x?}");
     ensure!(left.iter().all(|set| set & PERFMON == 0));
+    Ok(())
+}
+
+/// 4.5, K07: in the chart's container an agent sees no process beside its own, and pods' namespaces by their names alone;
+/// those of pods that come later, too.
+#[test]
+fn sockets_in_pods_are_closed_with_the_capabilities_of_the_chart() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    let _servers = [node.server(10, "A")?, node.server(11, "B")?];
+    let slice = |pods: &[&str]| pods.iter().fold(Slice::web("web"), |slice, pod| slice.ready(pod, "n1"));
+    lab.apply(&[&Svc::web("web", "10.96.0.20"), &slice(&["10.244.1.10"])])?;
+    let before = node.pod(20)?;
+    let mut container = node.host.command("unshare")?;
+    container.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "slave", "setpriv"]);
+    let _agent = with_capabilities(node, container, "+bpf,+perfmon,+net_admin,+sys_admin")?;
+    let host = node.host.client()?;
+    eventually("the Service works", SOON * 3, || host.dial(Way::Udp, "10.96.0.20:80"))
+        .with_context(|| fs::read_to_string(&node.paths().log).unwrap_or_default())?;
+    let after = node.pod(21)?;
+
+    for (from, pod, to, late) in
+        [("a pod", &before, "10.244.1.11", "10.96.0.21"), ("a later pod", &after, "10.244.1.10", "10.96.0.22")]
+    {
+        let client = pod.place.client()?;
+        let gone = client.connect(Way::Udp, "10.96.0.20:80")?;
+        gone.ask()?;
+        lab.apply(&[&slice(&[to])])?;
+        eventually(&format!("{from}: the socket on the removed backend is closed"), SOON, || {
+            ensure!(gone.ask().is_err(), "it is still answered");
+            Ok(())
+        })?;
+        // Nobody translated this one; a name of its own keeps the two rounds apart.
+        let early = client.connect(Way::Udp, &format!("{late}:80"))?;
+        early.peer()?;
+        let name = format!("late{}", pod.v4.octets()[3]);
+        lab.apply(&[&Svc::web(&name, late), &Slice::web(&name).ready(to, "n1")])?;
+        eventually(&format!("{from}: so is one that came before its Service"), SOON, || {
+            ensure!(early.peer().is_err(), "it is still connected");
+            Ok(())
+        })?;
+    }
     Ok(())
 }
 

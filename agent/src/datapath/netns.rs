@@ -30,8 +30,9 @@ pub fn cookie() -> io::Result<u64> {
     if r == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Every network namespace that a process lives in or that has a name below `/run/netns`, each once. What cannot be
-/// read is left out: processes end while we look.
+/// Every network namespace that a process lives in or that has a name below `/run/netns`, each once. In a container,
+/// which sees no processes but its own, the names are what there is: container runtimes keep one for every pod. What
+/// cannot be read is left out: processes end while we look.
 #[must_use]
 pub fn all() -> Vec<File> {
     let mut seen = BTreeSet::new();
@@ -55,19 +56,28 @@ pub fn id(namespace: &File) -> Option<Id> {
     namespace.metadata().ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// The namespaces that processes of a cgroup and those below it live in.
+/// The namespaces that processes of a cgroup and those below it live in; `None` where some of these processes are hidden
+/// from us. Processes that end while we look are left out.
 #[must_use]
-pub fn of_cgroup(root: &Path) -> BTreeSet<Id> {
+pub fn of_cgroup(root: &Path) -> Option<BTreeSet<Id>> {
+    /// How the kernel lists a process of a PID namespace beside ours.
+    const HIDDEN: &str = "0";
     let mut found = BTreeSet::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         let processes = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-        let namespaces = processes.lines().filter_map(|process| fs::metadata(format!("/proc/{process}/ns/net")).ok());
-        found.extend(namespaces.map(|meta| (meta.dev(), meta.ino())));
+        for process in processes.lines() {
+            match fs::metadata(format!("/proc/{process}/ns/net")) {
+                _ if process == HIDDEN => return None,
+                Ok(meta) => drop(found.insert((meta.dev(), meta.ino()))),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return None, // no CAP_SYS_PTRACE
+                Err(_) => {}
+            }
+        }
         let below = fs::read_dir(&folder).into_iter().flatten().flatten();
         folders.extend(below.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
     }
-    found
+    Some(found)
 }
 
 fn entries(directory: &str) -> impl Iterator<Item = PathBuf> {

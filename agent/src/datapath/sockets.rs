@@ -87,9 +87,10 @@ impl Closer {
         // A program that chose the backend just before it left may be about to enter its socket.
         words::grace_period();
         // Sockets that no entry tells apart are ours only where our processes live: another agent may share this host.
-        let ours = if wanted.frontends.is_empty() { BTreeSet::new() } else { netns::of_cgroup(&self.cgroup_root) };
+        // In a container that cannot be told, and none but this node's namespaces were given to it.
+        let ours = if wanted.frontends.is_empty() { None } else { netns::of_cgroup(&self.cgroup_root) };
         for namespace in netns::all() {
-            let is_ours = netns::id(&namespace).is_some_and(|id| ours.contains(&id));
+            let is_ours = ours.as_ref().is_none_or(|ours| netns::id(&namespace).is_some_and(|id| ours.contains(&id)));
             let (peers, wanted) = (&self.peers, &wanted);
             let result = netns::within(&namespace, || {
                 let peer = |key: &PeerKey| peers.get(key, 0).ok();
