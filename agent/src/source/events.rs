@@ -15,15 +15,29 @@ use crate::{
     model::ServiceName,
 };
 
-/// Posts what is told. An event that cannot be posted is left out: it was logged as well, and nothing depends on it.
+/// Posts what is told. An event that cannot be posted is left out: it was logged as well, and nothing depends on it. That
+/// none are wanted here is said once.
 pub async fn post(cluster: Arc<Cluster>, node: String, mut events: UnboundedReceiver<Event>) {
     let reporter = Reporter { controller: "sheave".to_owned(), instance: Some(node) };
+    let mut has_warned = false;
     while let Some(event) = events.recv().await {
-        if let Err(error) = post_one(&cluster, &reporter, &event).await {
-            tracing::debug!(%error, ?event, "cannot post an event");
+        match post_one(&cluster, &reporter, &event).await {
+            Err(kube::Error::Api(status)) if status.code == FORBIDDEN && !has_warned => {
+                has_warned = true;
+                tracing::warn!(
+                    reason = status.message,
+                    "the API server takes no events from this agent: let its account create and patch events, with the \
+                     chart by rbac.events=true"
+                );
+            }
+            Err(error) => tracing::debug!(%error, ?event, "cannot post an event"),
+            Ok(()) => {}
         }
     }
 }
+
+/// HTTP's.
+const FORBIDDEN: u16 = 403;
 
 async fn post_one(cluster: &Cluster, reporter: &Reporter, event: &Event) -> Result<(), kube::Error> {
     let Event { subject, is_warning, reason, action, message } = event;
