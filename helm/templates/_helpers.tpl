@@ -25,6 +25,108 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* What every container of the pod is, beside its name, its arguments and its probes. */ -}}
+{{- define "sheave.container" -}}
+image: {{ include "sheave.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+env:
+  - name: NODE_NAME
+    valueFrom:
+      fieldRef:
+        fieldPath: spec.nodeName
+  - name: SHEAVE_BPFFS
+    value: {{ .Values.agent.bpffs | quote }}
+  - name: SHEAVE_RUN_DIR
+    value: {{ .Values.agent.runDir | quote }}
+  - name: SHEAVE_NETFILTER_SYSCTLS
+    value: {{ include "sheave.netfilterSysctls" . | quote }}
+  {{- with .Values.agent.cgroupRoot }}
+  - name: SHEAVE_CGROUP_ROOT
+    value: {{ . | quote }}
+  {{- end }}
+  {{- with .Values.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+securityContext:
+  runAsUser: 0
+  runAsGroup: 0
+  privileged: false
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+    add:
+      {{- if include "sheave.closesPodSockets" . }}
+      {{- append .Values.capabilities "SYS_ADMIN" | uniq | toYaml | nindent 6 }}
+      {{- else }}
+      {{- toYaml .Values.capabilities | nindent 6 }}
+      {{- end }}
+  {{- with .Values.seccompProfile }}
+  seccompProfile:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if and .Values.appArmorProfile (include "sheave.appArmorField" .) }}
+  appArmorProfile:
+    {{- toYaml .Values.appArmorProfile | nindent 4 }}
+  {{- end }}
+  {{- with .Values.seLinuxOptions }}
+  seLinuxOptions:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- with .Values.resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+volumeMounts:
+  - name: bpffs
+    mountPath: {{ .Values.agent.bpffs | quote }}
+  - name: cgroups
+    mountPath: {{ include "sheave.cgroups" . | quote }}
+    readOnly: true
+  {{- if include "sheave.closesPodSockets" . }}
+  - name: namespaces
+    mountPath: /run/netns
+    mountPropagation: HostToContainer # those of pods to come, too
+    readOnly: true
+  {{- end }}
+  - name: run
+    mountPath: {{ .Values.agent.runDir | quote }}
+  {{- with include "sheave.netfilterSysctls" . }}
+  - name: netfilter
+    mountPath: {{ . | quote }}
+  {{- end }}
+  {{- if include "sheave.kubeProxyConfig" . }}
+  - name: config
+    mountPath: /etc/kube-proxy
+    readOnly: true
+  {{- end }}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- /* Where cgroups are mounted: the folder that is served need not exist before its node does. */ -}}
+{{- define "sheave.cgroups" -}}
+{{- $root := .Values.agent.cgroupRoot | default "/sys/fs/cgroup" -}}
+{{- if hasPrefix "/sys/fs/cgroup/" (printf "%s/" $root) -}}
+/sys/fs/cgroup
+{{- else if contains "$(" $root -}}
+{{- fail (printf "\n\nagent.cgroupRoot is %s: outside of /sys/fs/cgroup it is mounted as it is written, so it cannot differ from node to node." $root) -}}
+{{- else -}}
+{{ $root }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Where they are in the container, where they are wanted: no runtime mounts below /proc. */ -}}
+{{- define "sheave.netfilterSysctls" -}}
+{{- if and .Values.agent.netfilterSysctls (not .Values.cleanup) }}/host{{ .Values.agent.netfilterSysctls }}{{ end -}}
+{{- end -}}
+
+{{- /* Cleaning closes nothing: it needs neither the capability nor the namespaces. */ -}}
+{{- define "sheave.closesPodSockets" -}}
+{{- if and .Values.closePodSockets (not .Values.cleanup) }}true{{ end -}}
+{{- end -}}
+
 {{- /* URLs of the API server, separated by commas; empty where the agent gets its address from somewhere else. */ -}}
 {{- define "sheave.apiServers" -}}
 {{- $api := .Values.apiServer -}}
@@ -136,6 +238,10 @@ Where something else serves ClusterIPs on every node, say so: --set apiServer.in
 {{- end -}}
 
 {{- /* Before Kubernetes 1.30 AppArmor's profile is named by an annotation. */ -}}
+{{- define "sheave.appArmorField" -}}
+{{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
+{{- end -}}
+
 {{- define "sheave.appArmorAnnotation" -}}
 {{- if eq .type "Localhost" }}localhost/{{ .localhostProfile }}{{ else if eq .type "Unconfined" }}unconfined{{ else }}runtime/default{{ end -}}
 {{- end -}}

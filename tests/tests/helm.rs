@@ -174,6 +174,11 @@ fn what_cannot_work_is_refused_with_a_reason() -> Result<()> {
             "cannot reach metrics",
         ),
         ("no configuration of kube-proxy", &["apiServer.host=a", "kubeProxyConfig=kind: Pod"], "its kind is \"Pod\""),
+        (
+            "a cgroup of the node's own, elsewhere",
+            &["apiServer.host=a", "agent.cgroupRoot=/cgroups/$(NODE_NAME)"],
+            "it cannot differ from node to node",
+        ),
         ("no YAML", &["apiServer.host=a", "kubeProxyConfig=: :"], "is not a KubeProxyConfiguration"),
     ];
     for (name, values, reason) in cases {
@@ -291,7 +296,8 @@ fn kube_proxys_configuration_is_handed_to_the_agent_without_its_credentials() ->
 fn no_values_ask_for_more_than_is_needed() -> Result<()> {
     let Some(helm) = Helm::find()? else { return Ok(()) };
     // The last is an extra volume.
-    let paths = ["/sys/fs/bpf", "/sys/fs/cgroup", "/run/sheave", "/proc/sys/net/netfilter", "/etc/sheave"];
+    let paths =
+        ["/sys/fs/bpf", "/sys/fs/cgroup", "/run/sheave", "/var/run/netns", "/proc/sys/net/netfilter", "/etc/sheave"];
     for Golden { name, kubernetes, .. } in GOLDEN {
         let rendered = helm.template(kubernetes, &[helm.values(name)])?.map_err(anyhow::Error::msg).context(name)?;
         for document in serde_saphyr::from_multiple::<Value>(&rendered).context(name)? {
@@ -305,13 +311,16 @@ fn no_values_ask_for_more_than_is_needed() -> Result<()> {
                 continue;
             }
             let pod = &document["spec"]["template"]["spec"];
-            let context = &pod["containers"][0]["securityContext"];
-            ensure!(
-                context["privileged"] == false && context["allowPrivilegeEscalation"] == false,
-                "{name}: {context}"
-            );
-            ensure!(context["readOnlyRootFilesystem"] == true, "{name}: {context}");
-            ensure!(context["capabilities"]["drop"] == serde_json::json!(["ALL"]), "{name}: {context}");
+            ensure!(pod["hostPID"].is_null() && pod["hostIPC"].is_null(), "{name}: {pod}");
+            for container in ["initContainers", "containers"].iter().filter_map(|of| pod[of].as_array()).flatten() {
+                let context = &container["securityContext"];
+                ensure!(
+                    context["privileged"] == false && context["allowPrivilegeEscalation"] == false,
+                    "{name}: {context}"
+                );
+                ensure!(context["readOnlyRootFilesystem"] == true, "{name}: {context}");
+                ensure!(context["capabilities"]["drop"] == serde_json::json!(["ALL"]), "{name}: {context}");
+            }
             for volume in pod["volumes"].as_array().into_iter().flatten() {
                 let path = volume["hostPath"]["path"].as_str().with_context(|| format!("{name}: {volume}"))?;
                 ensure!(paths.iter().any(|p| Path::new(path).starts_with(p)), "{name}: {path} is mounted");

@@ -92,7 +92,6 @@ pub fn values() -> Result<Vec<String>> {
         format!("apiServer.host={API}"),
         format!("agent.cgroupRoot={}/lab-$(NODE_NAME)", cgroup::unified()?.display()),
         "agent.metricsBindAddress=0.0.0.0:10249".into(), // for tests that ask for it from elsewhere
-        "rbac.events=true".into(),
     ])
 }
 
