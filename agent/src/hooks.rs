@@ -36,6 +36,8 @@ pub struct HookOptions {
     pub packets: PacketOptions,
     /// Where flows are counted.
     pub metrics: Metrics,
+    /// Of how many Services.
+    pub series: usize,
     /// Where losses are noted.
     pub upkeep: Upkeep,
 }
@@ -79,11 +81,12 @@ impl Hooks {
     pub async fn attach(self) -> anyhow::Result<Vec<String>> {
         let Self { options, maps, sockets, packets, mut warnings } = self;
         let HookOptions { legacy, cgroup_root, pins, bind_protection, has_discard, upkeep, .. } = options;
+        let counting = (options.metrics, options.series);
         legacy.move_links(&pins)?;
         let programs = attach::attach(sockets, &cgroup_root, &pins, bind_protection)?;
         tokio::spawn(keep::follow(Keep { maps, programs, has_discard }, upkeep.clone()));
         let started = match packets {
-            Some((packets, ordered)) => start_packets(packets, ordered, &pins, options.metrics, upkeep).await,
+            Some((packets, ordered)) => start_packets(packets, ordered, &pins, counting, upkeep).await,
             None if options.packets.enabled => Ok(()), // the warning is there
             None => packets::detach(&pins).map_err(Into::into),
         };
@@ -106,11 +109,14 @@ async fn start_packets(
     packets: Packets,
     ordered: Ordered,
     pins: &Pins,
-    metrics: Metrics,
+    (metrics, series): (Metrics, usize),
     upkeep: Upkeep,
 ) -> anyhow::Result<()> {
     let devices = devices::follow().await.context("cannot follow this host's network devices")?;
     packets::start(packets, ordered, devices, upkeep);
-    let tell = move |Collected { kept, removed, took }| metrics.collected_flows(kept, removed, took);
+    let tell = move |Collected { kept, removed, hidden, services, took }| {
+        metrics.collected_flows(kept, removed, took);
+        metrics.live_flows(hidden, services.iter().map(|(name, count)| (name, *count)), series);
+    };
     flows::start(Flows::open(pins)?, tell).context("cannot start looking after the flow table")
 }

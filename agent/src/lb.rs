@@ -10,8 +10,8 @@ use std::{
 use sheave_ebpf::{
     backend::{Backend, RETIRED},
     frontend::{
-        Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
-        KIND_UNKNOWN_PORT,
+        FROM_OUTSIDE, Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK,
+        KIND_NODE_PORT, KIND_UNKNOWN_PORT,
     },
     meta,
     names::{ServiceName, unpad},
@@ -84,6 +84,9 @@ fn rows(tables: &(impl ReadTables + ?Sized), key: FrontendKey, frontend: Fronten
     let row = |scope: &str, choice: Choice| row(tables, key, frontend, scope, choice);
     let choice = |scope| Choice::read(tables, Word(tables.word(word_index(frontend.service, scope))));
     match frontend.kind {
+        KIND_UNKNOWN_PORT if key.proto == FROM_OUTSIDE => {
+            vec![row("external", Choice { verdict: VERDICT_REJECT, weights: BTreeMap::new() })]
+        }
         KIND_UNKNOWN_PORT if key.proto != 0 => {
             let ping = row("both", Choice { verdict: VERDICT_NONE, weights: BTreeMap::new() });
             vec![LbView { kind: "Ping".to_owned(), verdict: "answer".to_owned(), ..ping }]
@@ -176,7 +179,7 @@ pub fn protocol(number: u8) -> String {
         proto::SCTP => Some("SCTP"),
         proto::ICMP => Some("ICMP"),
         proto::ICMPV6 => Some("ICMPv6"),
-        0 => Some("ANY"),
+        0 | FROM_OUTSIDE => Some("ANY"),
         _ => None,
     };
     text(known, number.into())

@@ -3,6 +3,7 @@
 //!
 //! Two kinds: [`Metrics`] are written as things happen; a [`Snapshot`] is taken from the engine when somebody asks.
 
+mod flows;
 mod meter;
 mod process;
 mod snapshot;
@@ -23,8 +24,9 @@ use prometheus_client::{
     },
     registry::Registry,
 };
-use sheave_ebpf::ABI_VERSION;
+use sheave_ebpf::{ABI_VERSION, names::ServiceName};
 
+pub use flows::ServiceFlows;
 pub use meter::{Meter, Pass};
 pub use snapshot::{Connections, NoLocal, Snapshot};
 pub use trigger::Triggers;
@@ -62,6 +64,8 @@ pub struct Metrics {
     closed_sockets: Counter,
     flows: Gauge,
     flow_capacity: Gauge,
+    hidden_flows: Gauge,
+    service_flows: ServiceFlows,
     collected_flows: Counter,
     conntrack_sync: ByFamily<Histogram>,
     conntrack_deleted: ByFamily<Counter>,
@@ -90,6 +94,8 @@ impl Default for Metrics {
             closed_sockets: Counter::default(),
             flows: Gauge::default(),
             flow_capacity: Gauge::default(),
+            hidden_flows: Gauge::default(),
+            service_flows: ServiceFlows::default(),
             collected_flows: Counter::default(),
             conntrack_sync: Family::new_with_constructor(sync_buckets),
             conntrack_deleted: Family::new_with_constructor(Counter::default),
@@ -218,6 +224,16 @@ impl Metrics {
             self.flow_capacity.clone(),
         );
         registry.register(
+            "snat_ports_in_use",
+            "Flows whose client is hidden behind a port of this node, when they were last looked through",
+            self.hidden_flows.clone(),
+        );
+        registry.register(
+            "service_flows",
+            "Flows of clients outside to the busiest Service ports, see --max-metrics-series",
+            self.service_flows.gauges.clone(),
+        );
+        registry.register(
             "conntrack_collected",
             "Entries removed because their flow had ended",
             self.collected_flows.clone(),
@@ -251,6 +267,12 @@ impl Metrics {
     /// So many entries of flows there is room for.
     pub fn set_flow_capacity(&self, entries: u32) {
         self.flow_capacity.set(i64::from(entries));
+    }
+
+    /// So many flows hide their client, and so many belong to each Service port; the `most` busiest are shown.
+    pub fn live_flows<'a>(&self, hidden: usize, services: impl Iterator<Item = (&'a ServiceName, u64)>, most: usize) {
+        self.hidden_flows.set(hidden as i64);
+        self.service_flows.set(services, most);
     }
 
     /// The flow table was looked through; what was removed, of IPv4 and of IPv6.

@@ -79,12 +79,14 @@ const fn verdict(reason: Counter) -> &'static str {
         | Counter::SocketNoStorage
         | Counter::SocketNoPeer
         | Counter::AffinityFull
+        | Counter::SnatRetry
         | Counter::EventLost => "untouched",
         Counter::SocketDrop
         | Counter::SocketSourceRange
         | Counter::SocketUnknownAddress
         | Counter::PacketDrop
         | Counter::PacketUnknownAddress
+        | Counter::PacketClusterIpFromOutside
         | Counter::PacketSourceRange
         | Counter::SnatExhausted
         | Counter::SnatNoAddress

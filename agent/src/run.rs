@@ -135,6 +135,7 @@ async fn start(
         has_discard,
         packets: options.packets.clone(),
         metrics: metrics.clone(),
+        series: options.max_metrics_series,
         upkeep: upkeep.clone(),
     };
     let (hooks, packets) = Hooks::load(loaded, hooks)?;
@@ -416,6 +417,7 @@ impl<D: Datapath + Counters> Core<D> {
     fn take(&mut self, event: SourceEvent) {
         match event {
             SourceEvent::Update(update) => self.engine.update(update),
+            SourceEvent::ApiServers(addresses) => self.engine.set_api_servers(addresses),
             SourceEvent::Problem { object, message } => {
                 tracing::warn!(object, "{message}");
                 self.problems.insert(object, message);

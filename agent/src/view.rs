@@ -153,6 +153,9 @@ pub struct StatusView {
     pub frontends: usize,
     /// Of those, in the kernel.
     pub frontends_programmed: usize,
+    /// Asked for by Services and not wanted: API servers or nodes' agents answer there.
+    #[serde(default)]
+    pub frontends_kept: usize,
     /// Backends of all services.
     pub backends: usize,
     /// How full each map is.

@@ -59,7 +59,7 @@ counters! {
     PacketDrop = 18, "packet_drop";
     /// A packet came from a client outside loadBalancerSourceRanges: dropped.
     PacketSourceRange = 19, "packet_source_range";
-    /// A packet to an unknown port of a ClusterIP was refused.
+    /// A packet to an unknown port of a virtual address was refused.
     PacketUnknownPort = 20, "packet_unknown_port";
     /// A part of the tables behind a frontend was missing, which is a bug: left untranslated.
     PacketBroken = 21, "packet_broken";
@@ -73,12 +73,16 @@ counters! {
     PacketMalformed = 25, "packet_malformed";
     /// An SCTP packet needed a change of port, which its checksum does not allow: dropped.
     PacketSctpPort = 26, "packet_sctp_port";
+    /// A port to masquerade a client behind was taken, and another one tried.
+    SnatRetry = 27, "snat_retry";
     /// The client already talks to the chosen backend from this port through another address: dropped.
     PacketClash = 28, "packet_clash";
     /// A packet went to an address in a service CIDR that no Service has: dropped.
     PacketUnknownAddress = 29, "packet_unknown_address";
     /// A ping of a virtual address was answered.
     PacketPing = 30, "packet_ping";
+    /// A packet from outside the cluster to a ClusterIP, with --cluster-ips-from-outside=false: dropped.
+    PacketClusterIpFromOutside = 31, "packet_cluster_ip_from_outside";
     /// A record for `sheave monitor` was lost because its reader was too slow.
     EventLost = 40, "event_lost";
 }

@@ -8,7 +8,8 @@ pod! {
         pub addr: Addr,
         /// Port, network order; 0 in the entry that stands for every unknown port of a virtual address.
         pub port: u16,
-        /// IANA protocol number; 0 in the entry for unknown ports, ICMP's in the one that lets pings be answered.
+        /// IANA protocol number; 0 in the entry for unknown ports, [`FROM_OUTSIDE`] in that for clients outside alone,
+        /// ICMP's in the one that lets pings be answered.
         pub proto: u8,
         /// Always 0.
         pub zero: u8,
@@ -22,7 +23,17 @@ impl FrontendKey {
     pub const fn of_unknown_port(&self) -> Self {
         Self { port: 0, proto: 0, ..*self }
     }
+
+    /// The entry that stands for every unknown port of the same address, as clients outside dial it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_unknown_port_from_outside(&self) -> Self {
+        Self { port: 0, proto: FROM_OUTSIDE, ..*self }
+    }
 }
+
+/// No protocol: a number that IANA reserves.
+pub const FROM_OUTSIDE: u8 = 255;
 
 pod! {
     /// What a frontend names. One aligned u64, so that the program reads it whole.
@@ -44,6 +55,7 @@ pub const KIND_LOAD_BALANCER: u32 = 2;
 pub const KIND_EXTERNAL_IP: u32 = 3;
 /// A NodePort on loopback; only for sockets of the host's network namespace.
 pub const KIND_LOOPBACK: u32 = 4;
-/// Every port of a ClusterIP that no Service port uses: refused. `service` is meaningless. With ICMP's number: pings of
+/// Every port of a ClusterIP that no Service port uses: refused. `service` is meaningless. With [`FROM_OUTSIDE`]: of a
+/// load balancer's or external address, where a packet would leave again the way it came. With ICMP's number: pings of
 /// the address are answered.
 pub const KIND_UNKNOWN_PORT: u32 = 5;

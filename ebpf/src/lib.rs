@@ -139,6 +139,10 @@ pub mod meta {
     pub const GUARDED_V4: [u32; 2] = [7, 8];
     /// The same for IPv6.
     pub const GUARDED_V6: [u32; 2] = [9, 10];
+    /// The same for IPv4 addresses whose unknown ports are refused to clients outside alone.
+    pub const GUARDED_OUTSIDE_V4: [u32; 2] = [11, 12];
+    /// The same for IPv6.
+    pub const GUARDED_OUTSIDE_V6: [u32; 2] = [13, 14];
     /// Size of the array: room to grow without a new layout.
     pub const SIZE: u32 = 16;
 }
@@ -174,6 +178,8 @@ pub mod globals {
     /// u32: 1 = `POD_RANGES` says who is a pod; 2 = the device that a packet comes through does; 0 = nobody is, and
     /// clients of a ClusterIP are not masqueraded.
     pub const DETECT_PODS: &str = "DETECT_PODS";
+    /// u32: 1 = ClusterIPs are served to pods alone, packets of others to them are dropped.
+    pub const CLUSTER_IPS_INSIDE_ONLY: &str = "CLUSTER_IPS_INSIDE_ONLY";
     /// u32: 1 = a client from outside is not masqueraded towards a backend on this node, whatever the policy.
     pub const KEEP_CLIENT: &str = "KEEP_CLIENT";
     /// u32: 1 = pings of virtual addresses are answered.

@@ -98,7 +98,15 @@ impl FakeApi {
     /// # Errors
     /// When there is no free port.
     pub fn start(background: &Background, place: Option<&Place>, streams: bool) -> Result<Self> {
-        let bind = || TcpListener::bind("127.0.0.1:0").context("no free port");
+        Self::start_at("127.0.0.1:0", background, place, streams)
+    }
+
+    /// The same, at that address.
+    ///
+    /// # Errors
+    /// When somebody listens there.
+    pub fn start_at(address: &str, background: &Background, place: Option<&Place>, streams: bool) -> Result<Self> {
+        let bind = || TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"));
         // A socket stays in the namespace that it was made in.
         let listener = place.map_or_else(|| Ok(bind()), |place| place.enter(bind))??;
         listener.set_nonblocking(true)?;

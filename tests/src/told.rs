@@ -1,7 +1,8 @@
 //! What a source has told, as the agent would take it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -26,6 +27,8 @@ pub struct Told {
     pub problems: BTreeMap<String, String>,
     /// Problems told so far, resolved or not.
     pub problems_told: usize,
+    /// Where the source asks.
+    pub api_servers: BTreeSet<SocketAddr>,
     /// How the source is.
     pub source: SourceState,
 }
@@ -41,6 +44,7 @@ impl Told {
             updates: Vec::new(),
             problems: BTreeMap::new(),
             problems_told: 0,
+            api_servers: BTreeSet::new(),
             source: SourceState::default(),
         };
         (sender, told)
@@ -61,6 +65,7 @@ impl Told {
                 SourceEvent::Resolved { object } => {
                     self.problems.remove(&object);
                 }
+                SourceEvent::ApiServers(addresses) => self.api_servers = addresses,
                 SourceEvent::State(state) => self.source = state,
             }
         }

@@ -25,6 +25,7 @@ fn extremes() -> [(&'static str, Switches, Features); 2] {
         packets: PacketSwitches {
             masquerade_all: true,
             pods: PodSign::Device,
+            cluster_ips_from_outside: false,
             keep_client: true,
             answer_pings: true,
             ..Default::default()

@@ -7,7 +7,7 @@ use serde_json::json;
 use sheave_tests::{
     client::Way,
     lab::Lab,
-    objects::{Slice, Svc},
+    objects::{Slice, Svc, node},
 };
 
 /// F32: pings are answered where the operator wants it, for addresses that exist.
@@ -39,6 +39,80 @@ fn pings_of_virtual_addresses_are_answered_when_asked_for() -> Result<()> {
             assert_eq!(said == "8 bytes", outcome == "8 bytes", "{flags:?} {to}: {said}");
         }
     }
+    Ok(())
+}
+
+/// F31: what the network leads here and no Service serves would go back into the network, and the network here again. An
+/// address that this host or another node has is left to whoever listens there.
+#[test]
+fn unknown_ports_of_virtual_addresses_are_refused_to_clients_outside() -> Result<()> {
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
+    for prefix in ["203.0.113.0/24", "2001:db8:203::/64"] {
+        lab.route(prefix, lab.n1())?;
+    }
+    let host = &lab.n1().host;
+    host.ip("addr add 203.0.113.43/32 dev lo")?;
+    let _pod = lab.n1().server(10, "a")?;
+    let _hosts = [host.echo("n1", &["81/TCP"])?, lab.n2().host.echo("n2", &["81/TCP"])?];
+    let service = Svc::new("web").ip("10.96.0.41").ip("2001:db8:96::41").port("t", 80, "TCP");
+    let ips = ["203.0.113.42", "203.0.113.43", "192.0.2.11", "192.0.2.12", "2001:db8:203::42"];
+    lab.apply(&[
+        &service.ingress("203.0.113.41", "VIP").set("externalIPs", json!(ips)),
+        &Slice::new("web", "web").port("t", 8080, "TCP").ready("10.244.1.10", "n1"),
+        &node(1),
+        &node(2),
+    ])?;
+    let mut outside = lab.outside.client()?;
+    outside.patience = Duration::from_secs(1);
+    let mut agent = lab.n1().agent()?;
+    for (flags, is_refused) in [(&[][..], true), (&["--refuse-unknown-ports=false"], false)] {
+        agent.kill()?;
+        agent = lab.n1().agent_with(flags)?;
+        for way in [Way::Tcp, Way::Udp] {
+            for to in ["203.0.113.41:82", "203.0.113.42:82", "[2001:db8:203::42]:82"] {
+                let said = outside.outcome(way, to)?;
+                assert_eq!(said == "ECONNREFUSED", is_refused, "{flags:?} {way:?} {to}: {said}");
+            }
+        }
+        for (to, name) in [
+            ("203.0.113.41:80", "a"),
+            ("192.0.2.11:80", "a"),
+            ("203.0.113.43:81", "n1"),
+            ("192.0.2.11:81", "n1"),
+            ("192.0.2.12:81", "n2"),
+        ] {
+            assert_eq!(outside.outcome(Way::Tcp, to)?, name, "{flags:?} {to}");
+        }
+    }
+    Ok(())
+}
+
+/// F54: ClusterIPs are served to whoever routes to them, as by kube-proxy; with the switch, to pods alone.
+#[test]
+fn cluster_ips_are_for_outsiders_unless_told_otherwise() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    lab.route("10.96.0.0/16", lab.n1())?;
+    let (_server, pod) = (lab.n1().server(10, "a")?, lab.n1().pod(20)?);
+    let service = Svc::new("web").ip("10.96.0.41").port("t", 80, "TCP").node_port(30_041);
+    lab.apply(&[&service, &Slice::new("web", "web").port("t", 8080, "TCP").ready("10.244.1.10", "n1"), &node(1)])?;
+    let (host, pod, mut outside) = (lab.n1().host.client()?, pod.place.client()?, lab.outside.client()?);
+    outside.patience = Duration::from_secs(1);
+    let mut agent = lab.n1().agent()?;
+    let by_packet = ["--host-sockets-only", "--pod-packets=on"];
+    for (flag, from_outside) in [("=true", "a"), ("=false", "TIMEOUT")] {
+        let flag = format!("--cluster-ips-from-outside{flag}");
+        agent.kill()?;
+        agent = lab.n1().agent_with(&[&[flag.as_str()], &by_packet[..]].concat())?;
+        for (from, client, to, outcome) in [
+            ("outside", &outside, "10.96.0.41:80", from_outside),
+            ("outside", &outside, "192.0.2.11:30041", "a"),
+            ("a pod", &pod, "10.96.0.41:80", "a"),
+            ("the node", &host, "10.96.0.41:80", "a"),
+        ] {
+            assert_eq!(client.outcome(Way::Tcp, to)?, outcome, "{flag}: {from} to {to}");
+        }
+    }
+    assert!(agent.status()?.counters["packet_cluster_ip_from_outside"] > 0);
     Ok(())
 }
 

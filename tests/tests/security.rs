@@ -11,10 +11,12 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use sheave_tests::{
+    background::Background,
     client::Way,
+    fake_api::FakeApi,
     lab::Lab,
     node::Node,
-    objects::{Slice, Svc, Text},
+    objects::{Object as _, Slice, Svc, Text},
     place::{Place, entered},
     skip,
     wait::{SOON, eventually},
@@ -192,7 +194,6 @@ fn hostile_objects_do_not_crash_stall_or_hijack() -> Result<()> {
     let node = lab.n1();
     let _servers = [node.server(10, "A")?, node.server(66, "evil")?];
     let inside = node.host.client()?;
-    let api = node.host.echo("api", &["6443/TCP"])?;
     let web = Svc::new("web").ip("10.96.0.20").port("t", 80, "TCP");
     lab.apply(&[&web, &Slice::new("web-1", "web").port("t", 8080, "TCP").ready("10.244.1.10", "n1")])?;
     agent.until_programmed("web")?;
@@ -201,8 +202,7 @@ fn hostile_objects_do_not_crash_stall_or_hijack() -> Result<()> {
     let takes = |name: &str, ips: &[&str], port: u16| {
         Svc::new(name).ip("10.96.0.66").created(59).port("t", port, "TCP").set("externalIPs", json!(ips))
     };
-    // CVE-2020-8554: another Service's ClusterIP, the node's own address where a host process listens, loopback,
-    // the discard address, and everything that is no host's address.
+    // CVE-2020-8554: another Service's ClusterIP, loopback, the discard address, and everything that is no host's address.
     let hijack = takes("hijack", &["10.96.0.20", "127.0.0.1", "0.0.0.0", "255.255.255.255", "224.0.0.1", "::1"], 80);
     let absurd = takes("absurd", &["not-an-ip", "1.2.3", "fe80::1%eth0", "::ffff:10.96.0.20", ""], 80);
     let ports =
@@ -225,7 +225,6 @@ fn hostile_objects_do_not_crash_stall_or_hijack() -> Result<()> {
     eventually("everything is read", SOON * 3, || lab.settle(&agent))?;
 
     ensure!(inside.dial(Way::Tcp, "10.96.0.20:80")?.name == "A", "the older Service keeps its address");
-    ensure!(inside.dial(Way::Tcp, "192.0.2.11:6443")?.name == "api", "the host's server answers");
     for to in ["127.0.0.1:80", "0.0.0.0:80"] {
         ensure!(inside.outcome(Way::Tcp, to)? != "evil", "{to}");
     }
@@ -233,8 +232,52 @@ fn hostile_objects_do_not_crash_stall_or_hijack() -> Result<()> {
     ensure!(agent.services()?.iter().any(|service| service.name == "hijack"), "it is shown, with what is wrong");
     ensure!(names(&node.pins().maps())? == pins, "no name becomes a path");
     lab.delete(&[&hijack, &absurd, &named, &ports, &huge])?;
-    lab.settle(&agent)?;
-    drop(api);
+    lab.settle(&agent)
+}
+
+/// A Service may have a node's address, as with kube-proxy, but neither the API server nor the node's own agents: else
+/// its deletion would never be learnt.
+#[test]
+fn no_service_takes_over_the_api_server_or_the_nodes_agents() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let (node, background) = (lab.n1(), Background::start()?);
+    let api = FakeApi::start_at("192.0.2.11:6443", &background, Some(&node.host), true)?;
+    let kubeconfig = node.paths().run.join("kubeconfig");
+    api.kubeconfig(&kubeconfig)?;
+    let _server = node.server(66, "evil")?;
+    let mut evil = Svc::new("evil").ip("10.96.0.66").set("externalIPs", json!(["192.0.2.11"]));
+    let mut slice = Slice::new("evil-1", "evil");
+    for port in [6443, 7777, 10_250, 10_256] {
+        evil = evil.port(&format!("p{port}"), port, "TCP");
+        slice = slice.port(&format!("p{port}"), 8080, "TCP");
+    }
+    api.put(&evil.text());
+    api.put(&slice.ready("10.244.1.66", "n1").text());
+
+    let mut agent = node.agent_of(&kubeconfig)?;
+    let (inside, outside) = (node.host.client()?, lab.outside.client()?);
+    for (from, client) in [("the host", &inside), ("outside", &outside)] {
+        ensure!(client.dial(Way::Tcp, "192.0.2.11:7777")?.name == "evil", "{from}: a node's address may be had");
+        for to in ["192.0.2.11:6443", "192.0.2.11:10250", "192.0.2.11:10256"] {
+            ensure!(client.outcome(Way::Tcp, to)? != "evil", "{from}: {to} is taken over");
+        }
+    }
+    let kept = |port: u16| -> Result<bool> {
+        let services = agent.services()?;
+        let mut frontends = services.iter().filter(|s| s.name == "evil").flat_map(|s| &s.frontends);
+        let external = frontends.find(|f| f.kind == "ExternalIP" && f.port == port).context("not listed")?;
+        Ok(!external.programmed
+            && external.message.as_ref().is_some_and(|message| message.contains("no Service gets it")))
+    };
+    for (port, expected) in [(6443, true), (10_250, true), (10_256, true), (7777, false)] {
+        ensure!(kept(port)? == expected, "{port}: {:?}", agent.services()?);
+    }
+    ensure!(agent.status()?.frontends_kept == 3, "{:?}", agent.status()?);
+
+    agent.kill()?; // its connections with it: the next one dials anew
+    agent.restart()?;
+    api.delete(&evil.text());
+    agent.expect("evil", &[])?;
     Ok(())
 }
 

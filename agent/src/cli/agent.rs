@@ -23,7 +23,7 @@ use crate::{
     model::{Algorithm, ServiceName},
     options::{AgentOptions, FromPods, SourceOptions},
     plan::{
-        group::{ExternalIps, PlanOptions},
+        group::{ExternalIps, KUBELET, PlanOptions},
         maglev,
         node_ports::NodePortAddresses,
     },
@@ -105,7 +105,8 @@ pub struct AgentArgs {
     /// Serve only externalIPs inside these networks
     #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
     external_ip_cidrs: Vec<IpNet>,
-    /// Refuse connections to ports of a ClusterIP that its Service does not define
+    /// Refuse connections to ports of a ClusterIP that its Service does not define and, from outside, to such ports of load
+    /// balancers' and external addresses that no node has
     #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", help_heading = "Services")]
     refuse_unknown_ports: bool,
@@ -217,6 +218,10 @@ impl AgentArgs {
             (true, cidrs) => ExternalIps::Within(cidrs),
         };
         let packets = self.packets.options(self.host_sockets_only);
+        let healthz_bind_address = bind_address("--healthz-bind-address", &self.healthz_bind_address, 10256)?;
+        let metrics_bind_address = bind_address("--metrics-bind-address", &self.metrics_bind_address, 10249)?;
+        let exposed =
+            [healthz_bind_address, metrics_bind_address].into_iter().flatten().filter(|a| !a.ip().is_loopback());
         Ok(AgentOptions {
             source: match self.manifests {
                 Some(directory) => SourceOptions::Manifests(directory),
@@ -225,8 +230,8 @@ impl AgentArgs {
             node_name: node_name(self.node_name)?,
             paths: self.host.paths(),
             cgroup_root: self.cgroup_root,
-            healthz_bind_address: bind_address("--healthz-bind-address", &self.healthz_bind_address, 10256)?,
-            metrics_bind_address: bind_address("--metrics-bind-address", &self.metrics_bind_address, 10249)?,
+            healthz_bind_address,
+            metrics_bind_address,
             max_metrics_series: self.max_metrics_series,
             effective: Vec::new(),
             limits: self.limits.into(),
@@ -234,6 +239,7 @@ impl AgentArgs {
                 algorithm: self.lb_algorithm.into(),
                 maglev_size: self.maglev_table_size,
                 external_ips,
+                node_agent_ports: exposed.map(|address| address.port()).chain([KUBELET]).collect(),
                 loopback_node_ports: self.loopback_nodeports,
                 refuse_unknown_ports: self.refuse_unknown_ports,
                 judge_pods_by_packet: packets.enabled && packets.from_pods != FromPods::Never,

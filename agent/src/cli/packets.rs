@@ -49,6 +49,11 @@ pub struct PacketArgs {
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
     answer_pings: bool,
+    /// Serve ClusterIPs to whoever routes packets for them to this node, as kube-proxy does; false: to pods alone, as
+    /// --detect-pods tells them, and packets of others are dropped
+    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
+    cluster_ips_from_outside: bool,
     /// Masquerade every client of a ClusterIP, pods included
     #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
@@ -125,6 +130,7 @@ impl PacketArgs {
                     PodDetection::Bridge(_) | PodDetection::Prefix(_) => PodSign::Device,
                     PodDetection::Never => PodSign::Nothing,
                 },
+                cluster_ips_from_outside: args.cluster_ips_from_outside,
                 keep_client: args.preserve_client_ip_for_local_backends,
                 answer_pings: args.answer_pings,
             },

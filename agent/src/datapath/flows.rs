@@ -1,6 +1,7 @@
 //! The flow table in the kernel: reading it, and removing flows that have ended.
 
 use std::{
+    collections::BTreeMap,
     sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
@@ -9,7 +10,7 @@ use std::{
 use aya::maps::{HashMap, Map, MapData};
 use sheave_ebpf::{
     addr::Addr,
-    conntrack::{Flow, Tuple},
+    conntrack::{Flow, ROLE_DIAL, ROLE_RETURN, Tuple},
     maps, meta,
     names::ServiceName,
 };
@@ -32,12 +33,16 @@ pub struct Flows {
 }
 
 /// What a pass did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Collected {
     /// Entries that stay.
     pub kept: usize,
     /// Entries that are gone, of IPv4 and of IPv6.
     pub removed: [usize; 2],
+    /// Flows whose client is hidden behind a port of this node.
+    pub hidden: usize,
+    /// Flows to each Service port that has some.
+    pub services: Vec<(ServiceName, u64)>,
     /// How long it took.
     pub took: Duration,
 }
@@ -77,6 +82,7 @@ impl Flows {
         let announced = [meta::MASQUERADED_FLOWS, meta::PLAIN_FLOWS].map(|kind| (kind, self.meta.load(kind)));
         let (mut kinds, mut collected) = (Kinds::default(), Collected::default());
         let (mut gone, mut outcome) = (Vec::new(), Ok(()));
+        let mut services = BTreeMap::<u32, u64>::new();
         batch::walk(&self.table, |entries: &[(Tuple, Flow)]| {
             gone.clear();
             for (tuple, flow) in entries {
@@ -85,6 +91,11 @@ impl Flows {
                 if gone.len() == before {
                     collected.kept += 1;
                     kinds.add(flow, |addr| own.contains(addr));
+                    match flow.role() {
+                        ROLE_DIAL => *services.entry(flow.service).or_default() += 1,
+                        ROLE_RETURN => collected.hidden += 1,
+                        _ => {}
+                    }
                 }
             }
             let v4 = gone.iter().filter(|tuple| tuple.src.is_v4()).count();
@@ -107,6 +118,9 @@ impl Flows {
                 let _ = place.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
+        // The id is a hint: of a Service that is gone there is no name, and its flows soon are gone, too.
+        let named = services.into_iter().filter_map(|(id, count)| Some((self.names.get(&id, 0).ok()?, count)));
+        collected.services = named.collect();
         Ok(collected)
     }
 

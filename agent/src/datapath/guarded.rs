@@ -3,18 +3,34 @@
 
 use sheave_ebpf::{
     addr::Addr,
-    meta::{GUARDED_V4, GUARDED_V6},
+    frontend::{FROM_OUTSIDE, FrontendKey},
+    meta::{GUARDED_OUTSIDE_V4, GUARDED_OUTSIDE_V6, GUARDED_V4, GUARDED_V6},
 };
 
 use super::{Result, words::Words};
 
-/// Widens the range of that address's family, before the entry is made. It never becomes narrower: ClusterIPs come from
-/// one network.
+/// Widens the range that an entry for unknown ports belongs to, before the entry is made.
+///
+/// # Errors
+/// When a word cannot be reached.
+pub fn widen_for(meta: &Words, key: &FrontendKey) -> Result<()> {
+    match key.proto {
+        0 => widen(meta, &key.addr),
+        FROM_OUTSIDE => grow(meta, if key.addr.is_v4() { GUARDED_OUTSIDE_V4 } else { GUARDED_OUTSIDE_V6 }, &key.addr),
+        _ => Ok(()), // that for pings is looked for where a ping comes, and nowhere else
+    }
+}
+
+/// Widens the range of that address's family. It never becomes narrower: ClusterIPs come from one network.
 ///
 /// # Errors
 /// When a word cannot be reached.
 pub fn widen(meta: &Words, addr: &Addr) -> Result<()> {
-    let ([first, last], place) = (if addr.is_v4() { GUARDED_V4 } else { GUARDED_V6 }, addr.place());
+    grow(meta, if addr.is_v4() { GUARDED_V4 } else { GUARDED_V6 }, addr)
+}
+
+fn grow(meta: &Words, [first, last]: [u32; 2], addr: &Addr) -> Result<()> {
+    let place = addr.place();
     let is_empty = meta.load(last) == 0;
     if is_empty || place < meta.load(first) {
         meta.store(first, place)?;

@@ -123,7 +123,7 @@ impl Datapath for Kernel {
 
     fn put_frontend(&mut self, key: &FrontendKey, value: &Frontend) -> Result<()> {
         if value.kind == KIND_UNKNOWN_PORT {
-            guarded::widen(&self.meta, &key.addr)?;
+            guarded::widen_for(&self.meta, key)?;
         }
         let full = |e| failed(e, maps::FRONTENDS, self.limits.frontends, Some("--max-frontends"));
         self.frontends.insert(key, value, 0).map_err(full)

@@ -60,6 +60,8 @@ pub struct PacketSwitches {
     pub masquerade_all: bool,
     /// What says who is a pod.
     pub pods: PodSign,
+    /// ClusterIPs are served to clients that are no pods.
+    pub cluster_ips_from_outside: bool,
     /// A client from outside is not masqueraded towards a backend on this node.
     pub keep_client: bool,
     /// Pings of virtual addresses are answered.
@@ -85,6 +87,7 @@ impl Default for PacketSwitches {
             snat_ports: (10_000, 29_999),
             masquerade_all: false,
             pods: PodSign::Address,
+            cluster_ips_from_outside: true,
             keep_client: false,
             answer_pings: false,
         }
@@ -236,6 +239,7 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         (globals::SNAT_COUNT, u32::from(last_port.saturating_sub(first_port)) + 1),
         (globals::MASQUERADE_ALL, flag(switches.packets.masquerade_all)),
         (globals::DETECT_PODS, switches.packets.pods as u32),
+        (globals::CLUSTER_IPS_INSIDE_ONLY, flag(!switches.packets.cluster_ips_from_outside)),
         (globals::KEEP_CLIENT, flag(switches.packets.keep_client)),
         (globals::ANSWER_PINGS, flag(switches.packets.answer_pings)),
         (globals::CSUM_IPV6, flag(features.csum_ipv6)),

@@ -9,7 +9,7 @@ mod views;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -23,7 +23,7 @@ use crate::{
     model::{Changes, Node, Noted, ServiceName, State, Update},
     options::PodDetection,
     plan::{
-        group::{self, GroupKey, NodeContext, PlanOptions},
+        group::{self, GroupKey, GroupPlan, NodeContext, PlanOptions},
         node_ports::NodePortAddresses,
         tables::Tables,
     },
@@ -54,6 +54,8 @@ pub struct Engine<D> {
     reconciler: Reconciler<D>,
     /// Addresses of this host's devices.
     interfaces: Vec<IpAddr>,
+    /// Where the source asks.
+    api_servers: BTreeSet<SocketAddr>,
     context: NodeContext,
     checks: Checks,
     networks: ServiceNetworks,
@@ -83,6 +85,7 @@ impl<D: Datapath> Engine<D> {
             tables: Tables::default(),
             reconciler,
             interfaces: Vec::new(),
+            api_servers: BTreeSet::new(),
             context: NodeContext::default(),
             checks: Checks::default(),
             networks: ServiceNetworks::new(),
@@ -101,9 +104,10 @@ impl<D: Datapath> Engine<D> {
     pub fn update(&mut self, update: Update) {
         let Changes { services, nodes, service_cidrs, noted } = self.state.apply(update);
         self.networks.is_dirty |= service_cidrs;
+        let is_api = services.iter().any(context::is_of_the_api);
         self.dirty.extend(services);
         self.noted.add(noted);
-        if nodes {
+        if nodes || is_api {
             self.refresh_context();
         }
     }
@@ -116,6 +120,12 @@ impl<D: Datapath> Engine<D> {
     /// Takes in the addresses of this host's devices.
     pub fn set_interfaces(&mut self, addresses: Vec<IpAddr>) {
         self.interfaces = addresses;
+        self.refresh_context();
+    }
+
+    /// Takes in where the source asks API servers: no Service gets that.
+    pub fn set_api_servers(&mut self, addresses: BTreeSet<SocketAddr>) {
+        self.api_servers = addresses;
         self.refresh_context();
     }
 
@@ -267,7 +277,7 @@ impl<D: Datapath> Engine<D> {
     }
 
     fn refresh_context(&mut self) {
-        let context = context::of(&self.options, &self.state, &self.interfaces);
+        let context = context::of(&self.options, &self.state, &self.interfaces, &self.api_servers);
         self.checks.set_addresses(&self.options, &context.addresses, &self.interfaces);
         if context != self.context {
             self.context = context;
@@ -290,10 +300,21 @@ impl<D: Datapath> Engine<D> {
                 group::plan(service, self.state.slices(&name), &self.context, &self.options.plan)
             });
             self.checks.update(&name, &self.state, &self.options.node);
+            self.warn_of_kept(&name, &plans);
             let touched = self.tables.update(&name, plans);
             self.pending.extend(touched.groups);
             self.pending_unknown_ports.extend(touched.unknown_ports_added.into_iter().map(|key| (key, true)));
             self.pending_unknown_ports.extend(touched.unknown_ports_removed.into_iter().map(|key| (key, false)));
+        }
+    }
+
+    /// Once for each: that a Service asks for what others must keep is a mistake or an attack.
+    fn warn_of_kept(&self, service: &ServiceName, plans: &[GroupPlan]) {
+        let known: Vec<_> = self.tables.of_service(service).flat_map(|(_, plan)| &plan.kept).collect();
+        for asked in plans.iter().flat_map(|plan| &plan.kept).filter(|asked| !known.contains(asked)) {
+            let (key, _, keeper) = asked;
+            let address = SocketAddr::new(key.addr.into(), u16::from_be(key.port));
+            tracing::warn!(%service, %address, "the Service does not get an address that it asks for: {keeper}");
         }
     }
 

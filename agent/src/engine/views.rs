@@ -68,9 +68,11 @@ impl<D: Datapath> Engine<D> {
 
     fn frontends(&self, plan: &GroupPlan, offers: &Offers<'_>) -> Vec<FrontendView> {
         let endpoints = offers.endpoints(&plan.key.port_name, plan.key.protocol, plan.key.family);
-        let shown = plan.frontends.iter().filter_map(|(key, kind)| Some((key, *kind, kind_name(*kind)?)));
+        let served = plan.frontends.iter().map(|(key, kind)| (key, *kind, None));
+        let kept = plan.kept.iter().map(|(key, kind, keeper)| (key, *kind, Some(keeper)));
+        let shown = served.chain(kept).filter_map(|(key, kind, keeper)| Some((key, kind, keeper, kind_name(kind)?)));
         shown
-            .map(|(key, kind, name)| {
+            .map(|(key, kind, keeper, name)| {
                 let scope = usize::from(kind != KIND_CLUSTER_IP); // what a client on this node gets
                 let selected = selected(plan, scope);
                 FrontendView {
@@ -81,8 +83,8 @@ impl<D: Datapath> Engine<D> {
                     port_name: plan.key.port_name.to_string(),
                     ready: endpoints.iter().filter(|e| e.endpoint.ready).count(),
                     total: endpoints.len(),
-                    programmed: self.reconciler.has_frontend(&plan.key, key),
-                    message: self.message(plan, key),
+                    programmed: keeper.is_none() && self.reconciler.has_frontend(&plan.key, key),
+                    message: keeper.map_or_else(|| self.message(plan, key), |keeper| Some(keeper.to_string())),
                     backends: endpoints.iter().map(|e| backend(e, selected.contains(&e.target))).collect(),
                 }
             })
@@ -134,6 +136,13 @@ impl<D: Datapath> Engine<D> {
                  see `sheave svc list`"
             ));
         }
+        let kept: usize = self.tables.groups().map(|(_, plan)| plan.kept.len()).sum();
+        if kept > 0 {
+            warnings.push(format!(
+                "Services ask for {kept} addresses and ports of API servers or of nodes' agents and do not get them; \
+                 see `sheave svc list`"
+            ));
+        }
         let health = if !self.is_ready {
             "starting"
         } else if problems.is_empty() && source_problems.is_empty() {
@@ -154,6 +163,7 @@ impl<D: Datapath> Engine<D> {
             services: self.state.services().count(),
             frontends: wanted.len(),
             frontends_programmed: programmed,
+            frontends_kept: kept,
             backends: self.tables.groups().map(|(_, plan)| plan.backends.len()).sum(),
             maps: self.maps().into_iter().chain(filling).collect(),
             features,

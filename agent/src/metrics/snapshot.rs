@@ -86,6 +86,8 @@ impl Collector for Snapshot {
         page.gauge("sheave_frontends", "Addresses and ports that Services should answer on", status.frontends as f64)?;
         let help = "Addresses and ports that the kernel has exactly as wanted";
         page.gauge("sheave_frontends_programmed", help, status.frontends_programmed as f64)?;
+        let help = "Addresses and ports that Services ask for and API servers or nodes' agents keep";
+        page.gauge("sheave_frontends_kept", help, status.frontends_kept as f64)?;
         page.gauge("sheave_backends", "Backends of all Services", status.backends as f64)?;
         let complaints = status.problems.len() + status.warnings.len();
         page.gauge("sheave_problems", "Problems that `sheave status` reports", complaints as f64)?;

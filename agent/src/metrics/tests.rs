@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use sheave_ebpf::counter::Counter;
+use sheave_ebpf::{
+    counter::Counter,
+    names::{ServiceName, pad},
+};
 
 use super::{Connections, Meter, Metrics, NoLocal, Pass, Snapshot, Triggers};
 use crate::{
@@ -99,6 +102,10 @@ pub(crate) fn full_page() -> String {
     metrics.answered_livez(200);
     metrics.requested("GET".to_owned(), "192.0.2.1:6443".to_owned(), Some(200), Duration::ZERO);
     metrics.collected_flows(0, [0, 0], Duration::ZERO);
+    let text = |text| pad(text).expect("short");
+    let (namespace, name, port_name) = (text("ns"), text("a"), text("http"));
+    let name = ServiceName { namespace, name, port_name, proto: 6, family: 4, zero: [0; 6] };
+    metrics.live_flows(1, [(&name, 1)].into_iter(), 1);
     let group = GroupKey {
         service: service_name("ns/a"),
         port_name: "http".into(),

@@ -2,19 +2,19 @@
 
 use std::{
     collections::HashSet,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use sheave_ebpf::{
     frontend::{
-        FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
-        KIND_UNKNOWN_PORT,
+        FROM_OUTSIDE, FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK,
+        KIND_NODE_PORT, KIND_UNKNOWN_PORT,
     },
     proto,
 };
 
-use super::group::Group;
-use crate::model::Family;
+use super::group::{Group, Keeper};
+use crate::model::{Family, Protocol};
 
 /// The loopback address of a family: the programs look up every address that means "this host" under it.
 const fn loopback(family: Family) -> IpAddr {
@@ -24,15 +24,26 @@ const fn loopback(family: Family) -> IpAddr {
     }
 }
 
-/// The frontends of a group with their `KIND_…`. An address that has several roles keeps the first of: ClusterIP,
-/// load balancer, external IP, NodePort (6.4).
-pub(super) fn of(group: &Group<'_>) -> Vec<(FrontendKey, u32)> {
-    let mut frontends: Vec<(FrontendKey, u32)> = Vec::new();
+/// What a group gets, and what somebody else keeps, each with its `KIND_…`.
+#[derive(Default)]
+pub(super) struct Frontends {
+    pub(super) served: Vec<(FrontendKey, u32)>,
+    pub(super) kept: Vec<(FrontendKey, u32, Keeper)>,
+}
+
+/// The frontends of a group. An address that has several roles keeps the first of: ClusterIP, load balancer, external
+/// IP, NodePort (6.4).
+pub(super) fn of(group: &Group<'_>) -> Frontends {
+    let mut frontends = Frontends::default();
     let mut known = HashSet::new();
     let mut put = |ip: IpAddr, port: u16, proto: u8, kind: u32| {
         let key = FrontendKey { addr: ip.into(), port: port.to_be(), proto, zero: 0 };
-        if known.insert(key) {
-            frontends.push((key, kind));
+        if !known.insert(key) {
+            return;
+        }
+        match is_wish(kind).then(|| keeper(group, ip, port, proto)).flatten() {
+            Some(keeper) => frontends.kept.push((key, kind, keeper)),
+            None => frontends.served.push((key, kind)),
         }
     };
     let mut add = |ip, port, kind| put(ip, port, group.port.protocol.number(), kind);
@@ -53,10 +64,14 @@ pub(super) fn of(group: &Group<'_>) -> Vec<(FrontendKey, u32)> {
     }
 
     // A node's address is never guarded: everything else on that node would be refused.
-    let nodes = [&group.node.all_addresses, &group.node.addresses, &group.node.node_port_addresses];
-    let is_virtual = |ip: &IpAddr| !nodes.iter().any(|addresses| addresses.contains(ip));
+    let is_virtual = |ip: &IpAddr| !is_a_nodes(group, *ip);
     if group.options.refuse_unknown_ports && is_virtual(&group.cluster_ip) {
         put(group.cluster_ip, 0, 0, KIND_UNKNOWN_PORT);
+    }
+    if group.options.refuse_unknown_ports {
+        // F31: inside clients may mean whoever has the address in the network, so only packets from outside are judged.
+        let vips = group.load_balancer_ips().chain(group.external_ips()).filter(|ip| *ip != group.cluster_ip);
+        vips.filter(is_virtual).for_each(|ip| put(ip, 0, FROM_OUTSIDE, KIND_UNKNOWN_PORT));
     }
     if group.options.answer_pings {
         let icmp = if group.family == Family::V4 { proto::ICMP } else { proto::ICMPV6 };
@@ -64,4 +79,26 @@ pub(super) fn of(group: &Group<'_>) -> Vec<(FrontendKey, u32)> {
         all.filter(is_virtual).for_each(|ip| put(ip, 0, icmp, KIND_UNKNOWN_PORT));
     }
     frontends
+}
+
+/// Anybody who may write a Service can ask for such an address; ClusterIPs are the API server's to give.
+const fn is_wish(kind: u32) -> bool {
+    matches!(kind, KIND_LOAD_BALANCER | KIND_EXTERNAL_IP | KIND_NODE_PORT)
+}
+
+/// Who answers there already and must go on to. All else of a node may be taken, as with kube-proxy: ServiceLB publishes
+/// the nodes' own addresses as load-balancer addresses.
+fn keeper(group: &Group<'_>, ip: IpAddr, port: u16, proto: u8) -> Option<Keeper> {
+    if proto != Protocol::Tcp.number() {
+        return None;
+    }
+    if group.node.api_servers.contains(&SocketAddr::new(ip, port)) {
+        return Some(Keeper::ApiServer);
+    }
+    (group.options.node_agent_ports.contains(&port) && is_a_nodes(group, ip)).then_some(Keeper::NodeAgent)
+}
+
+fn is_a_nodes(group: &Group<'_>, ip: IpAddr) -> bool {
+    let node = group.node;
+    node.all_addresses.contains(&ip) || node.addresses.contains(&ip) || node.node_port_addresses.contains(&ip)
 }

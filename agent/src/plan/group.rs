@@ -1,6 +1,11 @@
 //! The plan of one group: one port of one Service in one family.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use sheave_ebpf::{
@@ -11,7 +16,10 @@ use sheave_ebpf::{
     },
 };
 
-use super::{frontends, maglev, run};
+use super::{
+    frontends::{self, Frontends},
+    maglev, run,
+};
 use crate::model::{
     Algorithm, EndpointSlice, Family, Protocol, Service, ServiceName, ServicePort,
     endpoint::{Offers, PortEndpoint},
@@ -41,7 +49,9 @@ pub struct NodeContext {
     /// This node's own addresses: of its Node object.
     pub addresses: Vec<IpAddr>,
     /// Addresses of every Node, this one included: never a virtual address of whose unknown ports we would refuse.
-    pub all_addresses: Vec<IpAddr>,
+    pub all_addresses: BTreeSet<IpAddr>,
+    /// Where API servers answer, those that the agent itself asks among them.
+    pub api_servers: BTreeSet<SocketAddr>,
     /// Addresses on which NodePorts are served, loopback ones not included.
     pub node_port_addresses: Vec<IpAddr>,
     /// This node's pod CIDRs.
@@ -60,6 +70,9 @@ pub enum ExternalIps {
     Within(Vec<IpNet>),
 }
 
+/// Where kubelets answer the API server.
+pub const KUBELET: u16 = 10250;
+
 /// What the operator chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanOptions {
@@ -69,6 +82,8 @@ pub struct PlanOptions {
     pub maglev_size: maglev::Size,
     /// Which externalIPs are served.
     pub external_ips: ExternalIps,
+    /// TCP ports that no Service takes from a node: the kubelet's and our own.
+    pub node_agent_ports: BTreeSet<u16>,
     /// NodePorts answer on loopback in the host's network namespace.
     pub loopback_node_ports: bool,
     /// Unknown ports of a ClusterIP are refused.
@@ -85,11 +100,30 @@ impl Default for PlanOptions {
             algorithm: Algorithm::Random,
             maglev_size: maglev::Size::DEFAULT,
             external_ips: ExternalIps::Allow,
+            node_agent_ports: BTreeSet::from([KUBELET]),
             loopback_node_ports: true,
             refuse_unknown_ports: true,
             judge_pods_by_packet: true,
             answer_pings: false,
         }
+    }
+}
+
+/// Who else answers at an address and port, so that no Service gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    /// An API server: the agent would never learn that the Service is gone.
+    ApiServer,
+    /// A node's kubelet or its service proxy.
+    NodeAgent,
+}
+
+impl fmt::Display for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ApiServer => "an API server answers at this address and port, so no Service gets it",
+            Self::NodeAgent => "the kubelet or sheave itself answers at this port of a node, so no Service gets it",
+        })
     }
 }
 
@@ -129,6 +163,8 @@ pub struct GroupPlan {
     pub created: i64,
     /// What it answers on, with the `KIND_…` of each; no key twice.
     pub frontends: Vec<(FrontendKey, u32)>,
+    /// What it asks for and does not get, with the `KIND_…` of each and who keeps it.
+    pub kept: Vec<(FrontendKey, u32, Keeper)>,
     /// Its endpoints by address, numerically, and port; none twice.
     pub backends: Vec<BackendPlan>,
     /// By `Scope as usize`.
@@ -184,6 +220,7 @@ impl Group<'_> {
             serving: endpoint.endpoint.serving,
         };
         let source_ranges = self.source_ranges();
+        let Frontends { served, kept } = frontends::of(self);
         GroupPlan {
             key: GroupKey {
                 service: self.service.name.clone(),
@@ -192,7 +229,8 @@ impl Group<'_> {
                 family: self.family,
             },
             created: self.service.created,
-            frontends: frontends::of(self),
+            frontends: served,
+            kept,
             backends: endpoints.iter().map(backend).collect(),
             scopes: self.scopes(endpoints, selection),
             config: self.config(&source_ranges),

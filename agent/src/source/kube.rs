@@ -23,6 +23,7 @@ use super::{
     meter::Meter,
     report::Report,
     watch::{Failure, Watch},
+    whereabouts,
 };
 
 /// How to reach the API.
@@ -45,6 +46,8 @@ pub struct Access {
 /// When there are no credentials, or they or the URLs cannot be read.
 pub async fn start(access: Access, options: &ConvertOptions, events: Sender) -> anyhow::Result<Arc<Cluster>> {
     let servers = access.connect().await?;
+    let hosts = servers.iter().map(|server| server.host.clone()).collect();
+    tokio::spawn(whereabouts::follow(hosts, events.clone()));
     let cluster = Arc::new(Cluster {
         access,
         servers: Mutex::new(Servers { all: servers, current: 0 }),
@@ -75,6 +78,8 @@ pub struct Cluster {
 pub struct Server {
     /// Its URL.
     pub url: Arc<str>,
+    /// Where that leads.
+    host: whereabouts::Host,
     /// Where requests to it go.
     pub client: Client,
 }
@@ -197,5 +202,5 @@ fn server(url: &http::Uri, mut config: Config, metrics: &Metrics) -> anyhow::Res
     config.cluster_url = url.clone();
     let client = ClientBuilder::try_from(config).with_context(|| format!("cannot make a client for {url}"))?;
     let client = client.with_layer(&Meter(metrics.clone())).build();
-    Ok(Server { url: url.to_string().trim_end_matches('/').into(), client })
+    Ok(Server { url: url.to_string().trim_end_matches('/').into(), host: whereabouts::host(url), client })
 }

@@ -14,6 +14,9 @@ mod meter;
 mod pace;
 mod report;
 mod watch;
+mod whereabouts;
+
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -24,6 +27,8 @@ use crate::model::Update;
 pub enum SourceEvent {
     /// An object, or the complete list of a kind, as it is now. The first of each kind is always a complete list.
     Update(Update),
+    /// Where the source asks its API servers; told at the start, and whenever a name leads elsewhere.
+    ApiServers(BTreeSet<SocketAddr>),
     /// An object (or a file) that cannot be used, wholly or in part. Told once for as long as the message stays the
     /// same.
     Problem {

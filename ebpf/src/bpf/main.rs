@@ -20,6 +20,7 @@ mod packet;
 mod pick;
 mod ping;
 mod refuse;
+mod route;
 mod select;
 mod skb;
 mod sock_addr;

@@ -105,6 +105,8 @@ static MASQUERADE_ALL: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static DETECT_PODS: Global<u32> = Global::new(1);
 #[unsafe(no_mangle)]
+static CLUSTER_IPS_INSIDE_ONLY: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
 static KEEP_CLIENT: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static ANSWER_PINGS: Global<u32> = Global::new(0);
@@ -133,6 +135,7 @@ switches! {
     track_tcp: TRACK_TCP;
     masquerade_all: MASQUERADE_ALL;
     detects_pods_by_address: DETECT_PODS;
+    cluster_ips_inside_only: CLUSTER_IPS_INSIDE_ONLY;
     keep_client: KEEP_CLIENT;
     answer_pings: ANSWER_PINGS;
     has_csum_ipv6: CSUM_IPV6;
@@ -273,7 +276,17 @@ pub fn in_source_ranges(range: &SourceRange) -> bool {
 /// compare or two instead of two look-ups, for everything that is no Service's.
 #[inline(always)]
 pub fn is_near_a_guarded_address(addr: &Addr) -> bool {
-    let [first, last] = if addr.is_v4() { meta::GUARDED_V4 } else { meta::GUARDED_V6 };
+    is_within(addr, if addr.is_v4() { meta::GUARDED_V4 } else { meta::GUARDED_V6 })
+}
+
+/// The same of addresses whose unknown ports are refused to clients outside alone.
+#[inline(always)]
+pub fn is_near_one_guarded_outside(addr: &Addr) -> bool {
+    is_within(addr, if addr.is_v4() { meta::GUARDED_OUTSIDE_V4 } else { meta::GUARDED_OUTSIDE_V6 })
+}
+
+#[inline(always)]
+fn is_within(addr: &Addr, [first, last]: [u32; 2]) -> bool {
     let place = addr.place();
     meta_word(first) <= place && place <= meta_word(last)
 }

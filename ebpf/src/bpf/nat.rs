@@ -1,6 +1,6 @@
 //! Hiding a client behind this node: which address and port.
 use crate::{
-    conntrack, maps, select,
+    conntrack, count, maps, select,
     skb::{self, DROP, NEXT, Packet, Skb},
     watch,
 };
@@ -82,6 +82,7 @@ fn choose(packet: &Packet, addr: &Addr) -> Option<u16> {
         if try_port(packet, addr, port.to_be(), &to_client) {
             return Some(port.to_be());
         }
+        count::bump(Counter::SnatRetry);
     }
     watch::kept_back(packet, Counter::SnatExhausted);
     None

@@ -3,7 +3,7 @@
 //! the kernel routes.
 use crate::{
     conntrack::{self, Entry},
-    icmp, maps, nat, ping, refuse, select,
+    icmp, maps, nat, ping, refuse, route, select,
     skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
     watch,
 };
@@ -27,7 +27,9 @@ use sheave_ebpf::{
 
 /// What [`dial`] says of a packet that opens a flow.
 const OPENS: i32 = i32::MAX;
-/// What [`dial`] and [`open`] say of a packet that is to be refused.
+/// What [`dial`] says of a packet to an unknown port that is refused to clients outside alone.
+const STRAYS: i32 = i32::MAX - 1;
+/// What [`dial`], [`open`] and [`stray`] say of a packet that is to be refused.
 const REFUSES: i32 = i32::MIN;
 
 /// A packet arrives on a device that clients may be behind.
@@ -53,6 +55,7 @@ pub fn ingress(skb: Skb) -> i32 {
     let mut frontend = Frontend { service: 0, kind: 0 };
     let verdict = match dial(skb, packet, &mut frontend) {
         OPENS => open(skb, packet, frontend),
+        STRAYS => stray(skb, packet),
         verdict => verdict,
     };
     // VERIFIER: here, not in those two: 5.10 and 6.1 round every frame up to 32 bytes, "combined stack size of 4 calls is
@@ -185,18 +188,33 @@ fn dial(skb: Skb, packet: &Packet, dialled: &mut Frontend) -> i32 {
 /// What dials no frontend: nobody's business, unless its address is a Service's or could be.
 #[inline(always)]
 fn unknown(packet: &Packet, key: &FrontendKey) -> i32 {
-    if !maps::is_near_a_guarded_address(&key.addr) {
-        return NEXT;
+    if maps::is_near_a_guarded_address(&key.addr) {
+        if maps::frontend(&key.of_unknown_port()).is_some() {
+            watch::stopped(packet, Counter::PacketUnknownPort, NO_SERVICE);
+            return REFUSES; // V-4
+        }
+        if maps::in_service_cidrs(&key.addr) {
+            watch::stopped(packet, Counter::PacketUnknownAddress, NO_SERVICE);
+            return DROP; // V-5
+        }
     }
-    if maps::frontend(&key.of_unknown_port()).is_some() {
-        watch::stopped(packet, Counter::PacketUnknownPort, NO_SERVICE);
-        return REFUSES; // V-4
-    }
-    if maps::in_service_cidrs(&key.addr) {
-        watch::stopped(packet, Counter::PacketUnknownAddress, NO_SERVICE);
-        return DROP; // V-5
+    if maps::is_near_one_guarded_outside(&key.addr) && maps::frontend(&key.of_unknown_port_from_outside()).is_some() {
+        return STRAYS;
     }
     NEXT
+}
+
+/// A packet to an unknown port of a load balancer's or external address (F31); a verdict or [`REFUSES`].
+/// Where the network leads the address to this node, the kernel would send the packet back into the network, and the
+/// network here again. What the host takes for its own is left to its processes, as balancers' health checks are; what
+/// pods send is meant for whoever else has the address.
+#[inline(never)]
+fn stray(skb: Skb, packet: &Packet) -> i32 {
+    if whose_pod(skb, &packet.tuple.src) == RANGE_OWN_PODS || !route::is_sent_on(skb, packet) {
+        return NEXT;
+    }
+    watch::stopped(packet, Counter::PacketUnknownPort, NO_SERVICE);
+    REFUSES
 }
 
 #[inline(always)]
@@ -219,6 +237,10 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
     }
     let range = whose_pod(skb, &tuple.src);
     let scope = match frontend.kind {
+        KIND_CLUSTER_IP if range == 0 && maps::cluster_ips_inside_only() => {
+            watch::stopped(packet, Counter::PacketClusterIpFromOutside, frontend.service);
+            return DROP; // F54
+        }
         KIND_CLUSTER_IP => Scope::Cluster,
         // Only this node's: replies to another node's pod might not come past us, and that pod's own node has served
         // it already where it was to be served as an inside client (DL-1, SVC-41).

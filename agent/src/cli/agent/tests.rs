@@ -35,7 +35,8 @@ fn without_flags_the_documented_defaults_hold() {
     assert_eq!(options.source, SourceOptions::Kubernetes { kubeconfig: None, api_servers: Vec::new() });
     assert_eq!(options.paths, HostPaths::default());
     assert_eq!(options.limits, Limits::default());
-    assert_eq!(options.plan, PlanOptions::default());
+    let node_agent_ports = [10250, 10256].into(); // metrics are on loopback, which nobody takes
+    assert_eq!(options.plan, PlanOptions { node_agent_ports, ..PlanOptions::default() });
     assert_eq!(options.node_port_addresses, NodePortAddresses::primary());
     assert_eq!(options.healthz_bind_address, Some(SocketAddr::from(([0, 0, 0, 0], 10256))));
     assert_eq!(options.metrics_bind_address, Some(SocketAddr::from(([127, 0, 0, 1], 10249))));
@@ -95,6 +96,8 @@ fn every_flag_reaches_its_option() {
         ("--masquerade-all=false --pod-packets=on", |o| {
             !o.packets.switches.masquerade_all && o.packets.from_pods == FromPods::Always
         }),
+        ("", |o| o.packets.switches.cluster_ips_from_outside),
+        ("--cluster-ips-from-outside=false", |o| !o.packets.switches.cluster_ips_from_outside),
         ("--answer-pings", |o| o.packets.switches.answer_pings && o.plan.answer_pings),
         ("--preserve-client-ip-for-local-backends", |o| o.packets.switches.keep_client),
         ("--snat-ports 61000-65535 --mark-bit 3", |o| {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Engine, Fake, Fault, Limits, Svc, Update, engine, put, slice, svc};
+use super::{Engine, Fake, Fault, Limits, Svc, Update, engine, put, slice, slice_of, svc};
+use crate::engine::StatusInput;
 
 fn synced(limits: Limits) -> Engine<Fake> {
     let mut engine = engine(Fake::new(limits, 1, Fault::None));
@@ -55,6 +56,35 @@ fn whoever_has_a_contested_address_is_named_with_the_reason() {
         assert!(engine.flush(), "{id}");
         assert_eq!(message(&engine, loser), Some(expected), "{id}");
     }
+}
+
+/// 7.6: what API servers answer on is nobody's, from wherever it is known; it is given when they leave.
+#[test]
+fn an_api_servers_address_is_kept_and_said_to_be() {
+    let says = "an API server answers at this address and port, so no Service gets it";
+    let mut engine = synced(Limits::default());
+    engine.update(put(&svc("t/evil", "10.96.0.1").port("https 6443/TCP").external(&["203.0.113.9", "203.0.113.10"])));
+    assert!(engine.flush());
+    let served = |engine: &Engine<Fake>| {
+        let frontends = engine.services().items.into_iter().find(|s| s.name == "evil").expect("it is listed").frontends;
+        let external = frontends.into_iter().filter(|frontend| frontend.kind == "ExternalIP");
+        external.map(|frontend| (frontend.programmed, frontend.message)).collect::<Vec<_>>()
+    };
+    let (given, kept) = ((true, None), (false, Some(says.to_owned())));
+    assert_eq!(served(&engine), [given.clone(), given.clone()]);
+
+    engine.set_api_servers(["203.0.113.9:6443".parse().unwrap()].into());
+    engine.update(
+        slice_of("default/kubernetes", "kubernetes").ports("https 6443/TCP").endpoints("203.0.113", ".10 R").update(),
+    );
+    assert!(engine.flush());
+    assert_eq!(served(&engine), [kept.clone(), kept.clone()], "the source's and the published one");
+    let status = engine.status(StatusInput::default());
+    assert_eq!((status.frontends_kept, status.health.as_str()), (2, "ok"), "{:?}", status.warnings);
+
+    engine.update(slice_of("default/kubernetes", "kubernetes").gone());
+    assert!(engine.flush());
+    assert_eq!(served(&engine), [given, kept].into_iter().rev().collect::<Vec<_>>());
 }
 
 /// A Service of that many ports appears, is listed, loses an endpoint and goes; the least of several times.

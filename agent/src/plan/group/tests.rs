@@ -19,7 +19,8 @@ fn test_node() -> NodeContext {
     NodeContext {
         name: OWN.into(),
         zone: "".into(),
-        all_addresses: [addresses.clone(), ips(&["192.168.0.3", "2001:db8::3"])].concat(),
+        all_addresses: addresses.iter().copied().chain(ips(&["192.168.0.3", "2001:db8::3"])).collect(),
+        api_servers: ["192.168.0.3:6443", "[2001:db8::3]:6443", "203.0.113.6:443"].map(|at| at.parse().unwrap()).into(),
         addresses,
         node_port_addresses: ips(&["192.168.0.2", "2001:db8::1"]),
         pod_cidrs: ["10.0.0.0/24", "fd00:10::/64"].iter().map(|text| text.parse().unwrap()).collect(),

@@ -12,7 +12,7 @@ use sheave_ebpf::{
 
 use super::{group_of, groups_of, groups_with, test_node};
 use crate::{
-    plan::group::{ExternalIps, GroupPlan, NodeContext, PlanOptions},
+    plan::group::{ExternalIps, GroupPlan, Keeper, NodeContext, PlanOptions},
     source::convert::fixtures::{Svc, svc},
 };
 
@@ -57,6 +57,8 @@ fn a_group_answers_on_every_address_it_was_given() {
                 "NP 192.168.0.2:3001/6",
                 "lo 127.0.0.1:3001/6",
                 "any 172.30.0.41:0/0",
+                "any 1.2.3.4:0/255",
+                "any 192.168.99.22:0/255",
             ],
         ),
         (
@@ -77,7 +79,7 @@ fn a_group_answers_on_every_address_it_was_given() {
         (
             "an address with two roles has the first",
             svc("ns/a", "172.30.0.41").port("80/TCP").external(&["172.30.0.41", "1.2.3.4"]).ingress("1.2.3.4", None),
-            &["CIP 172.30.0.41:80/6", "LB 1.2.3.4:80/6", "any 172.30.0.41:0/0"],
+            &["CIP 172.30.0.41:80/6", "LB 1.2.3.4:80/6", "any 172.30.0.41:0/0", "any 1.2.3.4:0/255"],
         ),
         (
             "an external address of the node whose port is the NodePort",
@@ -94,19 +96,49 @@ fn a_group_answers_on_every_address_it_was_given() {
     }
 }
 
+/// The whole list, so that what else of a node may be taken shows: ServiceLB publishes nodes' addresses.
+#[test]
+fn nobody_takes_an_api_server_or_a_nodes_agents() {
+    let at = |port: &str, ips: &[&str]| svc("ns/a", "172.30.0.41").port(port).external(ips);
+    let (api, node) = (Keeper::ApiServer, Keeper::NodeAgent);
+    let health = PlanOptions { node_agent_ports: [10250, 10256].into(), ..PlanOptions::default() };
+    for (case, service, expected, kept) in [
+        ("an API server", at("6443/TCP", &["192.168.0.3", "1.2.3.4"]), &["ext 1.2.3.4:6443/6"][..], &[api][..]),
+        ("one that is no node", at("443/TCP", &["203.0.113.6"]), &[], &[api]),
+        ("its address, another port", at("443/TCP", &["192.168.0.3"]), &["ext 192.168.0.3:443/6"], &[]),
+        ("the same number, no node's", at("6443/TCP", &["192.168.0.2"]), &["ext 192.168.0.2:6443/6"], &[]),
+        ("another protocol", at("6443/UDP", &["192.168.0.3"]), &["ext 192.168.0.3:6443/17"], &[]),
+        ("as a load balancer's", at("443/TCP", &[]).kind("LoadBalancer").ingress("203.0.113.6", None), &[], &[api]),
+        ("a kubelet", at("10250/TCP", &["192.168.0.3"]), &[], &[node]),
+        ("our own health port here", at("10256/TCP", &["192.168.1.2"]), &[], &[node]),
+        ("that number elsewhere", at("10256/TCP", &["1.2.3.4"]), &["ext 1.2.3.4:10256/6"], &[]),
+    ] {
+        let group = groups_with(&service, &[], &test_node(), &health).remove(0);
+        let served: Vec<_> =
+            frontends(&group).into_iter().filter(|f| f.starts_with("ext") || f.starts_with("LB")).collect();
+        assert_eq!(served, expected, "{case}");
+        assert_eq!(group.kept.iter().map(|(.., keeper)| *keeper).collect::<Vec<_>>(), kept, "{case}");
+    }
+    // Its own ClusterIP is the API server's, also where the agent is told to ask there.
+    let node = NodeContext { api_servers: ["172.30.0.1:443".parse().unwrap()].into(), ..test_node() };
+    let api = svc("default/kubernetes", "172.30.0.1").port("443/TCP");
+    assert_eq!(frontends(&groups_with(&api, &[], &node, &health)[0])[0], "CIP 172.30.0.1:443/6");
+}
+
 #[test]
 fn options_leave_frontends_out() {
     let with = |options: &PlanOptions| frontends(&groups_with(&full(), &[], &test_node(), options).remove(0));
     let all = with(&PlanOptions::default());
     let without = |kind: &str| all.iter().filter(|f| !f.starts_with(kind)).cloned().collect::<Vec<_>>();
     let external = |external_ips| PlanOptions { external_ips, ..PlanOptions::default() };
+    let no_external: Vec<_> = all.iter().filter(|f| !f.contains(" 192.168.99.22:")).cloned().collect();
     let within = |net: &str| external(ExternalIps::Within(vec![net.parse().unwrap()]));
     for (case, options, expected) in [
         ("no loopback NodePorts", PlanOptions { loopback_node_ports: false, ..PlanOptions::default() }, without("lo")),
         ("unknown ports pass", PlanOptions { refuse_unknown_ports: false, ..PlanOptions::default() }, without("any")),
-        ("CVE-2020-8554: no externalIPs", external(ExternalIps::Deny), without("ext")),
+        ("CVE-2020-8554: no externalIPs", external(ExternalIps::Deny), no_external.clone()),
         ("externalIPs within a network", within("192.168.99.0/24"), all.clone()),
-        ("externalIPs outside of it", within("203.0.113.0/24"), without("ext")),
+        ("externalIPs outside of it", within("203.0.113.0/24"), no_external),
     ] {
         assert_eq!(with(&options), expected, "{case}");
     }
