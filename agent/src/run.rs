@@ -202,7 +202,7 @@ async fn start(
         detection: options.packets.detection.clone(),
         sctp_by_packet: options.packets.from_pods == FromPods::Sctp,
         closer,
-        features: feature_views(features),
+        features: features.views(),
         health: health.clone(),
         upkeep: upkeep.clone(),
         filling: filling.clone(),
@@ -473,31 +473,4 @@ impl Counters for Kernel {
     fn counters(&self) -> BTreeMap<String, u64> {
         self.counts().into_iter().map(|(counter, count)| (counter.name().to_owned(), count)).collect()
     }
-}
-
-fn feature_views(features: Features) -> Vec<FeatureView> {
-    let Features { set_retval, host_netns, discard, mptcp, csum_ipv6: _, current_task: _ } = features;
-    let feature = |name: &str, available: bool, consequence: &str| FeatureView {
-        name: name.to_owned(),
-        available,
-        consequence: consequence.to_owned(),
-    };
-    vec![
-        feature("set-retval", set_retval, "without it a refused connection fails with EPERM instead of ECONNREFUSED"),
-        feature(
-            "netns-cookie",
-            host_netns != 0,
-            "without it NodePorts do not answer on loopback, and processes can bind to NodePorts",
-        ),
-        feature(
-            "mptcp",
-            mptcp,
-            "without it connections of MPTCP sockets, if the kernel has them, stay counted and show the pod's address",
-        ),
-        feature(
-            "discard-route",
-            discard,
-            "without it connections that should be dropped silently fail with ETIMEDOUT at once",
-        ),
-    ]
 }

@@ -32,7 +32,7 @@ use super::{
     pins::Pins,
     probe::KernelVersion,
 };
-use crate::OBJECT;
+use crate::{OBJECT, view::FeatureView};
 
 /// What the operator chose that the programs must know when they are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -126,6 +126,39 @@ impl Features {
             csum_ipv6: KernelVersion::running().is_some_and(|version| version >= KernelVersion(6, 16)),
             current_task: has(BpfHelper::BPF_FUNC_get_current_pid_tgid) && has(BpfHelper::BPF_FUNC_get_current_comm),
         }
+    }
+
+    /// As `status` shows them.
+    #[must_use]
+    pub fn views(self) -> Vec<FeatureView> {
+        let Features { set_retval, host_netns, discard, mptcp, csum_ipv6: _, current_task: _ } = self;
+        let feature = |name: &str, available: bool, consequence: &str| FeatureView {
+            name: name.to_owned(),
+            available,
+            consequence: consequence.to_owned(),
+        };
+        vec![
+            feature(
+                "set-retval",
+                set_retval,
+                "without it a refused connection fails with EPERM instead of ECONNREFUSED",
+            ),
+            feature(
+                "netns-cookie",
+                host_netns != 0,
+                "without it NodePorts do not answer on loopback, and processes can bind to NodePorts",
+            ),
+            feature(
+                "mptcp",
+                mptcp,
+                "without it connections of MPTCP sockets, if the kernel has them, stay counted and show the pod's address",
+            ),
+            feature(
+                "discard-route",
+                discard,
+                "without it connections that should be dropped silently fail with ETIMEDOUT at once",
+            ),
+        ]
     }
 }
 
