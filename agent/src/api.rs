@@ -30,8 +30,8 @@ use tokio::{
 };
 
 use crate::{
-    metrics::Snapshot,
-    upkeep::{PERIOD, Part, Upkeep},
+    lifecycle::upkeep::{PERIOD, Part, Upkeep},
+    observe::metrics::Snapshot,
     view::{Items, ServiceView, StatusView},
 };
 

@@ -9,9 +9,9 @@ use sheave_ebpf::counter::Counter;
 use crate::{
     cli::Cli,
     config::kube_proxy::{Answer, ROWS},
-    datapath::pins::Pins,
+    datapath::tables::pins::Pins,
     exit,
-    metrics::tests::full_page,
+    observe::metrics::tests::full_page,
     options::HostPaths,
 };
 

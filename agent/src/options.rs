@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::Effective,
-    datapath::{Limits, conntrack_sysctls::ConntrackSysctls, load::PacketSwitches},
+    datapath::{Limits, host::conntrack_sysctls::ConntrackSysctls, programs::load::PacketSwitches},
     model::ServiceName,
     plan::{group::PlanOptions, node_ports::NodePortAddresses},
 };

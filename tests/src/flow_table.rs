@@ -11,10 +11,12 @@ use std::{
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData};
 use sheave_agent::datapath::{
-    Limits, attach, clock,
-    flows::Flows,
-    load::{self, Features, Switches},
-    pins::Pins,
+    Limits,
+    programs::{
+        attach,
+        load::{self, Features, Switches},
+    },
+    tables::{clock, flows::Flows, pins::Pins},
 };
 use sheave_ebpf::{
     addr::Addr,

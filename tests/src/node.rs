@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
-use sheave_agent::datapath::pins::Pins;
+use sheave_agent::datapath::tables::pins::Pins;
 
 use crate::{
     agent::{Agent, Paths},

@@ -1,7 +1,7 @@
 //! What load balancers, kubelets and scrapers ask a node.
 
 use anyhow::{Result, ensure};
-use sheave_agent::health::NOT_READY;
+use sheave_agent::observe::health::NOT_READY;
 use sheave_tests::{
     background::Background,
     client::Way,

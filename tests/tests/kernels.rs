@@ -6,7 +6,7 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use sheave_agent::datapath::probe::KernelVersion;
+use sheave_agent::datapath::programs::probe::KernelVersion;
 use sheave_tests::{
     agent::Agent,
     client::{LoadKind, Way},

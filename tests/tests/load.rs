@@ -10,8 +10,8 @@ use aya::{
 };
 use sheave_agent::datapath::{
     Limits,
-    load::{self, Features, PacketSwitches, PodSign, Switches},
-    pins::Pins,
+    programs::load::{self, Features, PacketSwitches, PodSign, Switches},
+    tables::pins::Pins,
 };
 use sheave_tests::{lab::Lab, node::Node};
 

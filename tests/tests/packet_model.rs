@@ -16,7 +16,7 @@ use aya::{
 };
 use sheave_agent::{
     OBJECT,
-    datapath::{guarded, words::Words},
+    datapath::tables::{guarded, words::Words},
 };
 use sheave_ebpf::{
     addr::Addr,

@@ -14,10 +14,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 use sheave_agent::{
     datapath::{
         Datapath, Limits,
-        fake::{Fake, Fault},
-        kernel::Kernel,
-        load::{self, Features, Switches},
-        pins::Pins,
+        programs::load::{self, Features, Switches},
+        tables::{
+            fake::{Fake, Fault},
+            kernel::Kernel,
+            pins::Pins,
+        },
     },
     engine::{Engine, EngineOptions},
     lb,
@@ -177,7 +179,7 @@ fn scripts_hold_on_real_maps() -> Result<()> {
             load::load(&pins, &Limits::default(), Switches::default(), Features::default())?;
             run(script, Kernel::open(&pins)?)
         })();
-        sheave_agent::datapath::attach::cleanup(&pins, false)?;
+        sheave_agent::datapath::programs::attach::cleanup(&pins, false)?;
         fs::remove_dir(&base)?;
         result?;
     }

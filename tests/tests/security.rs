@@ -152,7 +152,8 @@ fn sockets_in_pods_are_closed_with_the_capabilities_of_the_chart() -> Result<()>
 #[test]
 fn a_root_agent_keeps_no_more_than_it_can_use() -> Result<()> {
     let Some((_lab, agent)) = Lab::with_agent()? else { return Ok(()) };
-    let kept: u64 = sheave_agent::privileges::KEPT.iter().map(|(capability, _)| 1 << capability.index()).sum();
+    let kept: u64 =
+        sheave_agent::lifecycle::privileges::KEPT.iter().map(|(capability, _)| 1 << capability.index()).sum();
     for set in capabilities(agent.pid().as_raw().cast_unsigned())? {
         ensure!(set & !kept == 0, "{set:x} is more than {kept:x}");
     }

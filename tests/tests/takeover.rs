@@ -4,11 +4,11 @@ use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use sheave_agent::{
-    check::{Finding, Grade},
-    datapath::{
+    datapath::host::{
         ipvs::Ipvs,
         netlink::{NESTED, attribute, string},
     },
+    lifecycle::check::{Finding, Grade},
     view::Items,
 };
 use sheave_tests::{

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, process::Stdio, thread, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::programs::loaded_programs;
-use sheave_agent::datapath::pins::Pins;
+use sheave_agent::datapath::tables::pins::Pins;
 use sheave_ebpf::ABI_VERSION;
 use sheave_tests::{
     agent::Agent,

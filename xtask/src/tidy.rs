@@ -79,14 +79,14 @@ const UNSAFE: [&str; 15] = [
     "ebpf/src/pod.rs",
     "ebpf/src/bpf/", // entry modules: helper calls; each block says why
     "agent/build.rs",
-    "agent/src/datapath/batch.rs", // BPF_MAP_*_BATCH, which aya lacks
-    "agent/src/datapath/clock.rs", // clock_gettime
-    "agent/src/datapath/link.rs",
-    "agent/src/datapath/netns.rs",
-    "agent/src/datapath/sockets.rs",
-    "agent/src/datapath/tc.rs",    // if_nameindex
-    "agent/src/datapath/watch.rs", // records of the ring buffer
-    "agent/src/datapath/words.rs",
+    "agent/src/datapath/tables/batch.rs", // BPF_MAP_*_BATCH, which aya lacks
+    "agent/src/datapath/tables/clock.rs", // clock_gettime
+    "agent/src/datapath/programs/link.rs",
+    "agent/src/datapath/host/netns.rs",
+    "agent/src/datapath/host/sockets.rs",
+    "agent/src/datapath/programs/tc.rs",  // if_nameindex
+    "agent/src/datapath/tables/watch.rs", // records of the ring buffer
+    "agent/src/datapath/tables/words.rs",
     "tests/src/bin/client.rs", // connect(AF_UNSPEC)
     "tests/src/bin/init.rs",
     "tests/src/foreign.rs",
@@ -198,11 +198,11 @@ mod tests {
             ("agent/src/model/node.rs", "use crate::plan::Group;", false),
             ("agent/src/run.rs", "use aya::Ebpf;", false),
             ("agent/src/run.rs", "let x = papaya::x;", true),
-            ("agent/src/datapath/load.rs", "use aya::Ebpf;", true),
+            ("agent/src/datapath/programs/load.rs", "use aya::Ebpf;", true),
             ("agent/src/source/convert.rs", "use k8s_openapi::api::core::v1;", true),
             ("agent/src/api.rs", "use k8s_openapi::api::core::v1;", false),
             ("agent/src/run.rs", "unsafe { x() }", false),
-            ("agent/src/datapath/link.rs", "unsafe { x() }", true),
+            ("agent/src/datapath/programs/link.rs", "unsafe { x() }", true),
         ] {
             assert_eq!(check_code(name, line).is_empty(), allowed, "{name}: {line}");
         }

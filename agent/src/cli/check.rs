@@ -14,10 +14,13 @@ use super::{
     packets::{SNAT_PORTS, snat_ports},
 };
 use crate::{
-    check::{self, Finding, Grade, Plan},
-    datapath::probe::Facts,
+    datapath::programs::probe::Facts,
     exit::{self, Unwell},
-    lock, render, takeover,
+    lifecycle::{
+        check::{self, Finding, Grade, Plan},
+        lock, takeover,
+    },
+    render,
     view::Items,
 };
 

@@ -10,9 +10,11 @@ use super::{block_on, host::HostArgs};
 use crate::{
     datapath,
     exit::{self, Refused},
-    lock,
+    lifecycle::{
+        lock,
+        takeover::{self, Leftovers},
+    },
     options::HostPaths,
-    takeover::{self, Leftovers},
 };
 
 const EXAMPLES: &str = "\

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{ArgAction::Set, Args};
 use jiff::SignedDuration;
 
-use crate::datapath::conntrack_sysctls::{ConntrackSysctls, FOLDER};
+use crate::datapath::host::conntrack_sysctls::{ConntrackSysctls, FOLDER};
 
 /// What the agent sets of netfilter's connection tracking at its start.
 #[derive(Debug, Args)]

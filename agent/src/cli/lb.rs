@@ -18,7 +18,7 @@ use crate::{
         client::{Client, Watched as _},
     },
     conntrack::FlowView,
-    datapath::{self, clock},
+    datapath::{self, tables::clock},
     lb::{
         self,
         clients::{self, AffinityView, SourceRangeView},

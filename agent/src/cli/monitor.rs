@@ -16,8 +16,11 @@ use tokio::{
 use super::{block_on, host::HostArgs, list::NamespaceArgs};
 use crate::{
     datapath::{
-        self, clock,
-        watch::{LOOK, Watch},
+        self,
+        tables::{
+            clock,
+            watch::{LOOK, Watch},
+        },
     },
     exit::{self, Refused},
     monitor::{EventView, Wanted},

@@ -4,7 +4,7 @@ use clap::{ArgAction::Set, Args, ValueEnum};
 use ipnet::IpNet;
 
 use crate::{
-    datapath::load::{PacketSwitches, PodSign},
+    datapath::programs::load::{PacketSwitches, PodSign},
     options::{FromPods, PacketOptions, PodDetection, TcAttach},
 };
 

@@ -9,7 +9,7 @@ use super::{block_on, host::HostArgs, list::Output};
 use crate::{
     api::client::Client,
     exit,
-    health::NOT_READY,
+    observe::health::NOT_READY,
     render::{self, status},
     view::StatusView,
 };

@@ -1,38 +1,11 @@
 //! The kernel's side of the agent: the only part that knows aya, bpf(2) and netlink.
 //!
 //! [`Datapath`] is everything that [`reconcile`](crate::reconcile) may do to the tables. Two implementations: kernel
-//! maps ([`kernel`]) and memory with seeded faults ([`fake`]); the same scenarios run on both.
+//! maps ([`tables::kernel`]) and memory with seeded faults ([`tables::fake`]); the same scenarios run on both.
 
-pub mod addresses;
-pub mod attach;
-pub mod batch;
-pub mod clock;
-pub mod conntrack_sysctls;
-pub mod devices;
-pub mod discard;
-pub mod fake;
-pub mod filling;
-pub mod flows;
-pub mod guarded;
-pub mod ipvs;
-pub mod keep;
-pub mod kernel;
-pub mod link;
-pub mod load;
-pub mod migrate;
-pub mod netfilter;
-pub mod netlink;
-pub mod netns;
-pub mod packets;
-pub mod pinned;
-pub mod pins;
-pub mod probe;
-pub mod sockets;
-pub mod tc;
-mod verifier;
-pub mod watch;
-pub mod words;
-pub mod workload_watch;
+pub mod host;
+pub mod programs;
+pub mod tables;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -240,28 +213,28 @@ pub trait Datapath {
 /// # Errors
 /// When there are none, or they are not what this build expects.
 pub fn open_tables(paths: &HostPaths) -> anyhow::Result<Box<dyn ReadClients>> {
-    Ok(Box::new(kernel::Kernel::open(&pinned(paths)?)?))
+    Ok(Box::new(tables::kernel::Kernel::open(&pinned(paths)?)?))
 }
 
 /// Opens the pinned flow table for reading.
 ///
 /// # Errors
 /// When there is none, or it is not what this build expects.
-pub fn open_flows(paths: &HostPaths) -> anyhow::Result<flows::Flows> {
-    Ok(flows::Flows::open(&pinned(paths)?)?)
+pub fn open_flows(paths: &HostPaths) -> anyhow::Result<tables::flows::Flows> {
+    Ok(tables::flows::Flows::open(&pinned(paths)?)?)
 }
 
 /// Lets the programs tell what they do, and reads it.
 ///
 /// # Errors
 /// When nothing is pinned, it is not what this build expects, or somebody is reading already.
-pub fn open_watch(paths: &HostPaths) -> anyhow::Result<watch::Watch> {
-    Ok(watch::Watch::open(&pinned(paths)?)?)
+pub fn open_watch(paths: &HostPaths) -> anyhow::Result<tables::watch::Watch> {
+    Ok(tables::watch::Watch::open(&pinned(paths)?)?)
 }
 
 /// Where an agent has pinned its maps, if one has.
-fn pinned(paths: &HostPaths) -> anyhow::Result<pins::Pins> {
-    let pins = pins::Pins::below(&paths.bpffs);
+fn pinned(paths: &HostPaths) -> anyhow::Result<tables::pins::Pins> {
+    let pins = tables::pins::Pins::below(&paths.bpffs);
     anyhow::ensure!(
         pins.maps().exists(),
         "nothing is pinned at {}: no agent has run with --bpffs {} since this host was booted or cleaned up",
@@ -276,10 +249,10 @@ fn pinned(paths: &HostPaths) -> anyhow::Result<pins::Pins> {
 /// # Errors
 /// When something could not be removed.
 pub fn cleanup(paths: &HostPaths, dry_run: bool) -> anyhow::Result<Vec<String>> {
-    let mut removed = attach::cleanup(&pins::Pins::below(&paths.bpffs), dry_run)?;
-    removed.extend(tc::remove_filters(dry_run));
-    if remove_device(discard::DEVICE, dry_run)? {
-        removed.push(format!("device {}", discard::DEVICE));
+    let mut removed = programs::attach::cleanup(&tables::pins::Pins::below(&paths.bpffs), dry_run)?;
+    removed.extend(programs::tc::remove_filters(dry_run));
+    if remove_device(host::discard::DEVICE, dry_run)? {
+        removed.push(format!("device {}", host::discard::DEVICE));
     }
     Ok(removed)
 }
@@ -290,5 +263,5 @@ pub fn cleanup(paths: &HostPaths, dry_run: bool) -> anyhow::Result<Vec<String>> 
 /// When the kernel refuses.
 pub fn remove_device(name: &str, dry_run: bool) -> anyhow::Result<bool> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(discard::remove(name, dry_run))
+    runtime.block_on(host::discard::remove(name, dry_run))
 }

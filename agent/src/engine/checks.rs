@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::EngineOptions;
 use crate::{
-    health_check::{HealthCheck, HealthChecks},
     model::{Family, ServiceName, State, endpoint::local_ready},
+    observe::health_check::{HealthCheck, HealthChecks},
 };
 
 /// What is wanted, and whether that is news.

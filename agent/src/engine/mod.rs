@@ -18,9 +18,8 @@ use sheave_ebpf::frontend::FrontendKey;
 
 use crate::{
     datapath::{Datapath, Error, Stale},
-    health_check::HealthChecks,
-    metrics::Pass,
     model::{Changes, Node, Noted, ServiceName, State, Update},
+    observe::{health_check::HealthChecks, metrics::Pass},
     options::PodDetection,
     plan::{
         group::{self, GroupKey, GroupPlan, NodeContext, PlanOptions},

@@ -7,8 +7,8 @@ use sheave_ebpf::service::Scope;
 use super::{Engine, StatusInput};
 use crate::{
     datapath::Datapath,
-    metrics::{Connections, NoLocal, Snapshot},
     model::Family,
+    observe::metrics::{Connections, NoLocal, Snapshot},
     plan::group::{GroupPlan, ScopePlan},
 };
 

@@ -23,7 +23,7 @@ use super::{Engine, EngineOptions};
 use crate::{
     datapath::{
         Datapath, Limits,
-        fake::{Fake, Fault},
+        tables::fake::{Fake, Fault},
     },
     lb,
     model::Update,

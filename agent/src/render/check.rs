@@ -2,7 +2,7 @@
 
 use super::{Cell, Row, Table, Tone, Widths};
 use crate::{
-    check::{Finding, Grade},
+    lifecycle::check::{Finding, Grade},
     view::Items,
 };
 

@@ -11,8 +11,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::kube::Cluster;
 use crate::{
-    events::{Event, Subject},
     model::ServiceName,
+    observe::events::{Event, Subject},
 };
 
 /// Posts what is told. An event that cannot be posted is left out: it was logged as well, and nothing depends on it. That

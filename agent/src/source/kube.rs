@@ -14,7 +14,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 
-use crate::metrics::Metrics;
+use crate::observe::metrics::Metrics;
 
 use super::{
     Sender, SourceState,

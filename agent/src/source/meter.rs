@@ -9,7 +9,7 @@ use std::{
 use http::{Request, Response};
 use tower::{Layer, Service};
 
-use crate::metrics::Metrics;
+use crate::observe::metrics::Metrics;
 
 /// Counts the requests of a client.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use nix::{
     time::{clock_getcpuclockid, clock_gettime},
     unistd::Pid,
 };
-use sheave_agent::datapath::pins::Pins;
+use sheave_agent::datapath::tables::pins::Pins;
 
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 

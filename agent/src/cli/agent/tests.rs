@@ -7,7 +7,7 @@ use clap::Parser;
 use super::{AgentArgs, bind_address};
 use crate::{
     datapath::Limits,
-    datapath::load::PodSign,
+    datapath::programs::load::PodSign,
     model::{Algorithm, ServiceName},
     options::{AgentOptions, FromPods, HostPaths, PodDetection, SourceOptions, TcAttach},
     plan::{

@@ -2,8 +2,8 @@
 
 use super::no_local;
 use crate::{
-    metrics::NoLocal,
     model::Family,
+    observe::metrics::NoLocal,
     plan::group::{NodeContext, PlanOptions, plan},
     source::convert::fixtures::{OWN, Svc, slice_of, svc},
 };

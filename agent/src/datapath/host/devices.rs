@@ -1,0 +1,266 @@
+//! The network devices of this host, live: what they are, and what of the packet path each one needs.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
+use rtnetlink::{
+    Handle, MulticastGroup, RouteMessageBuilder, new_connection, new_multicast_connection,
+    packet_core::NetlinkPayload,
+    packet_route::{
+        RouteNetlinkMessage,
+        address::{AddressAttribute, AddressHeaderFlags, AddressScope},
+        link::{InfoKind, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+        route::{RouteAttribute, RouteMessage},
+    },
+};
+use tokio::sync::watch;
+
+use crate::datapath::host::{addresses::tell_if_new, discard};
+
+/// A network device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Interface index.
+    pub index: u32,
+    /// Name.
+    pub name: String,
+    /// What it is.
+    pub nature: Nature,
+    /// A default route leads through it.
+    pub has_default_route: bool,
+    /// Its addresses of global scope, in the kernel's order.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What a device is, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nature {
+    /// Loopback, our own, of a link layer that we cannot read, or a port of a bridge or bond: what it carries passes
+    /// another device too, or nobody.
+    None,
+    /// Without a link layer: a tunnel of IP packets, to other nodes' workloads most of the time.
+    Tunnel,
+    /// A virtual device such as workloads hang on.
+    Workload,
+    /// A virtual device that leads to other nodes' workloads.
+    Overlay,
+    /// A network card, or what stands for one.
+    Uplink,
+}
+
+/// Which programs a device gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Clients from outside this node are behind it.
+    Clients,
+    /// Only workloads whose sockets we see, or other nodes' workloads.
+    Workloads,
+}
+
+impl Device {
+    /// The programs that this device needs; `None` = none. `named` are the devices that the operator says clients come
+    /// through; when there are none, it is network cards and whatever has a default route.
+    #[must_use]
+    pub fn role(&self, named: &[String]) -> Option<Role> {
+        let by_nature = || self.has_default_route || self.nature == Nature::Uplink;
+        match self.nature {
+            Nature::None => None,
+            Nature::Tunnel | Nature::Workload | Nature::Overlay | Nature::Uplink => {
+                let clients = if named.is_empty() { by_nature() } else { named.contains(&self.name) };
+                Some(if clients { Role::Clients } else { Role::Workloads })
+            }
+        }
+    }
+}
+
+/// Follows all devices in the calling thread's network namespace. The receiver holds the first answer when this
+/// returns.
+///
+/// # Errors
+/// When netlink cannot be used.
+pub async fn follow() -> anyhow::Result<watch::Receiver<Vec<Device>>> {
+    let groups = [
+        MulticastGroup::Link,
+        MulticastGroup::Ipv4Ifaddr,
+        MulticastGroup::Ipv6Ifaddr,
+        MulticastGroup::Ipv4Route,
+        MulticastGroup::Ipv6Route,
+    ];
+    let (changes, subscription, mut messages) = new_multicast_connection(&groups)?;
+    tokio::spawn(changes);
+    let (requests, handle, _) = new_connection()?;
+    tokio::spawn(requests);
+    let (tell, told) = watch::channel(list(&handle).await?);
+    tokio::spawn(async move {
+        let _keeps_the_subscription = subscription;
+        while let Some((first, _)) = messages.next().await {
+            let mut matters = is_of_interest(&first.payload);
+            // What changed does not matter, and several changes come at once: ask for all.
+            while let Some((more, _)) = messages.next().now_or_never().flatten() {
+                matters |= is_of_interest(&more.payload);
+            }
+            if !matters {
+                continue;
+            }
+            match list(&handle).await {
+                Ok(devices) => drop(tell_if_new(&tell, devices)),
+                Err(error) => tracing::warn!(%error, "cannot list this host's network devices"),
+            }
+        }
+    });
+    Ok(told)
+}
+
+/// Routes come and go by the thousand; only default routes matter.
+fn is_of_interest(message: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
+    match message {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route)) => {
+            is_default(route)
+        }
+        _ => true,
+    }
+}
+
+fn is_default(route: &RouteMessage) -> bool {
+    route.header.destination_prefix_length == 0
+}
+
+async fn list(handle: &Handle) -> Result<Vec<Device>, rtnetlink::Error> {
+    let mut devices = BTreeMap::new();
+    let mut links = handle.link().get().execute();
+    while let Some(link) = links.try_next().await? {
+        devices.insert(link.header.index, device(&link));
+    }
+    let mut addresses = handle.address().get().execute();
+    while let Some(message) = addresses.try_next().await? {
+        let unusable = AddressHeaderFlags::Tentative | AddressHeaderFlags::Dadfailed;
+        if message.header.scope != AddressScope::Universe || message.header.flags.intersects(unusable) {
+            continue;
+        }
+        // On point-to-point links IFA_ADDRESS is the other end; IFA_LOCAL is ours where it is given.
+        let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(wanted);
+        let local = find(|a| if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None });
+        let any = find(|a| if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None });
+        if let (Some(device), Some(ip)) = (devices.get_mut(&message.header.index), local.or(any)) {
+            device.addresses.push(ip);
+        }
+    }
+    let v4 = RouteMessageBuilder::<std::net::Ipv4Addr>::new().build();
+    let v6 = RouteMessageBuilder::<std::net::Ipv6Addr>::new().build();
+    for family in [v4, v6] {
+        let mut routes = handle.route().get(family).execute();
+        // A host without IPv6 answers with an error.
+        while let Ok(Some(route)) = routes.try_next().await {
+            if is_default(&route) {
+                for index in leaving_through(&route) {
+                    if let Some(device) = devices.get_mut(&index) {
+                        device.has_default_route = true;
+                    }
+                }
+            }
+        }
+    }
+    Ok(devices.into_values().collect())
+}
+
+fn leaving_through(route: &RouteMessage) -> Vec<u32> {
+    let mut found = Vec::new();
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => found.push(*index),
+            RouteAttribute::MultiPath(hops) => found.extend(hops.iter().map(|hop| hop.interface_index)),
+            _ => {}
+        }
+    }
+    found
+}
+
+fn device(link: &LinkMessage) -> Device {
+    let mut name = String::new();
+    let (mut kind, mut port) = (None, None);
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::IfName(text) => name.clone_from(text),
+            LinkAttribute::LinkInfo(infos) => {
+                for info in infos {
+                    match info {
+                        LinkInfo::Kind(is) => kind = Some(is),
+                        LinkInfo::PortKind(is) => port = Some(is),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let nature = if link.header.flags.contains(LinkFlags::Loopback) || name == discard::DEVICE {
+        Nature::None
+    } else {
+        nature(kind, port, link.header.link_layer_type)
+    };
+    Device { index: link.header.index, name, nature, has_default_route: false, addresses: Vec::new() }
+}
+
+fn nature(kind: Option<&InfoKind>, port: Option<&InfoPortKind>, layer: LinkLayerType) -> Nature {
+    if matches!(port, Some(InfoPortKind::Bridge | InfoPortKind::Bond | InfoPortKind::Team)) {
+        return Nature::None;
+    }
+    match layer {
+        LinkLayerType::Ether => {}
+        // Packets of these begin with the IP header at both hooks.
+        LinkLayerType::None
+        | LinkLayerType::Rawip
+        | LinkLayerType::Ppp
+        | LinkLayerType::Tunnel
+        | LinkLayerType::Tunnel6
+        | LinkLayerType::Sit => return Nature::Tunnel,
+        _ => return Nature::None,
+    }
+    match kind {
+        None | Some(InfoKind::Vlan | InfoKind::Bond | InfoKind::Team | InfoKind::MacVlan | InfoKind::IpVlan) => {
+            Nature::Uplink
+        }
+        Some(InfoKind::Vxlan | InfoKind::Geneve | InfoKind::GreTap | InfoKind::GreTap6) => Nature::Overlay,
+        Some(_) => Nature::Workload,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_come_through_network_cards_and_default_routes_unless_devices_are_named() {
+        let (clients, workloads) = (Some(Role::Clients), Some(Role::Workloads));
+        let ether = LinkLayerType::Ether;
+        let of = |kind, port, layer| nature(kind, port, layer);
+        let cases = [
+            ("a network card", of(None, None, ether), false, clients, workloads),
+            ("a VLAN", of(Some(&InfoKind::Vlan), None, ether), false, clients, workloads),
+            ("a pod's veth", of(Some(&InfoKind::Veth), None, ether), false, workloads, workloads),
+            ("a veth that is an uplink", of(Some(&InfoKind::Veth), None, ether), true, clients, workloads),
+            ("a bridge of pods", of(Some(&InfoKind::Bridge), None, ether), false, workloads, workloads),
+            ("a bridge over the uplink", of(Some(&InfoKind::Bridge), None, ether), true, clients, workloads),
+            ("its port", of(None, Some(&InfoPortKind::Bridge), ether), false, None, None),
+            ("a bond's port", of(None, Some(&InfoPortKind::Bond), ether), false, None, None),
+            ("a port of a VRF", of(None, Some(&InfoPortKind::Vrf), ether), false, clients, workloads),
+            ("an overlay", of(Some(&InfoKind::Vxlan), None, ether), false, workloads, workloads),
+            (
+                "a tunnel of IP packets",
+                of(Some(&InfoKind::Wireguard), None, LinkLayerType::None),
+                true,
+                clients,
+                workloads,
+            ),
+            ("IP in IP", of(None, None, LinkLayerType::Tunnel), false, workloads, workloads),
+            ("what we cannot read", of(None, None, LinkLayerType::Infiniband), true, None, None),
+        ];
+        for (name, nature, has_default_route, automatic, others_named) in cases {
+            let device = Device { index: 7, name: "x".into(), nature, has_default_route, addresses: Vec::new() };
+            assert_eq!(device.role(&[]), automatic, "{name}");
+            assert_eq!(device.role(&["y".into()]), others_named, "{name}, another one is named");
+            let named = others_named.map(|_| Role::Clients);
+            assert_eq!(device.role(&["x".into(), "y".into()]), named, "{name}, named");
+        }
+    }
+}

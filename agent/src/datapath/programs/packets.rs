@@ -1,0 +1,378 @@
+//! The packet path's side of the agent: every device has its programs, and the programs know this node's devices,
+//! addresses and pods.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use aya::{
+    Ebpf, Pod,
+    maps::{HashMap, LpmTrie, Map, MapData, lpm_trie},
+};
+use ipnet::IpNet;
+use sheave_ebpf::{
+    addr::Addr,
+    device::{ADDRESS_OWN, DEVICE_OF_PODS, Device as Lent, RANGE_OWN_PODS, RANGE_PODS},
+    maps,
+};
+
+use rtnetlink::Handle;
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::datapath::{
+    Error, Result,
+    host::{
+        addresses::tell_if_new,
+        devices::{Device, Nature, Role},
+    },
+    prefix_bits,
+    programs::{
+        load::Loaded,
+        tc::{self, Hold},
+        workload_watch::{Equipment, WorkloadWatch},
+    },
+    tables::{
+        pinned::{self, failed, removed},
+        pins::Pins,
+    },
+};
+use crate::{
+    lifecycle::upkeep::{PERIOD, Part, Upkeep},
+    options::{FromPods, PacketOptions},
+};
+
+/// Networks whose addresses are pods', and whether they are this node's.
+pub type PodRanges = BTreeMap<IpNet, bool>;
+
+/// How often to check whether the programs need those of workload devices.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What the plan wants of the packet path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// Sources in these networks are pods.
+    pub pods: PodRanges,
+    /// Clients outside the cluster have something to dial.
+    pub serves_outsiders: bool,
+    /// What pods send is translated packet by packet: some Service admits this node's pods by the addresses of their
+    /// packets, or uses a protocol for whose sockets the kernel has no hook.
+    pub pods_dial: bool,
+}
+
+/// What [`start`] hands out.
+pub struct Control {
+    orders: watch::Sender<Option<Orders>>,
+    workloads: watch::Receiver<bool>,
+}
+
+/// The other end of [`Control`].
+pub struct Ordered {
+    orders: watch::Receiver<Option<Orders>>,
+    tell: watch::Sender<bool>,
+}
+
+impl Control {
+    /// Gives new orders, and waits a little for what has to be in place before somebody outside dials.
+    pub async fn order(&mut self, orders: Orders) {
+        let serves_outsiders = orders.serves_outsiders;
+        let orders = Some(orders);
+        let changed = tell_if_new(&self.orders, orders);
+        if changed && serves_outsiders && !*self.workloads.borrow() {
+            drop(tokio::time::timeout(LOOK, self.workloads.wait_for(|are_on| *are_on)).await);
+        }
+    }
+}
+
+/// The programs, and the same for devices without a link layer.
+struct Programs {
+    ethernet: Ebpf,
+    tunnels: Ebpf,
+}
+
+impl Programs {
+    const fn of(&mut self, nature: Nature) -> &mut Ebpf {
+        match nature {
+            Nature::Tunnel => &mut self.tunnels,
+            Nature::None | Nature::Workload | Nature::Overlay | Nature::Uplink => &mut self.ethernet,
+        }
+    }
+}
+
+/// Programs, and the tables that only they read.
+pub struct Packets {
+    programs: Programs,
+    pins: Pins,
+    options: PacketOptions,
+    /// What each device has, by index.
+    devices: BTreeMap<u32, Carrier>,
+    watch: WorkloadWatch,
+    lent: HashMap<MapData, u32, Lent>,
+    addresses: HashMap<MapData, Addr, u32>,
+    pods: LpmTrie<MapData, Addr, u32>,
+}
+
+/// A device, and its programs if it needs any.
+struct Carrier {
+    name: String,
+    role: Option<Role>,
+    hold: Option<Hold>,
+}
+
+impl Carrier {
+    /// Pins that go with the device, or with the need for programs, are not missed.
+    fn forget(&self, upkeep: &Upkeep) {
+        if let Some(Hold::Tcx(links)) = &self.hold {
+            for link in links {
+                upkeep.note::<Error>(Part::Pin, link.path().display(), Ok(false));
+            }
+        }
+    }
+}
+
+impl Packets {
+    /// Loads the programs; attaches none yet.
+    ///
+    /// # Errors
+    /// When the verifier refuses a program, or a pinned map is not what this build expects.
+    pub fn open(loaded: Loaded, pins: &Pins, options: PacketOptions) -> Result<Self> {
+        let Loaded { ebpf: mut ethernet, mut tunnels, .. } = loaded;
+        tc::load(&mut ethernet)?;
+        tc::load(&mut tunnels)?;
+        let meta = pinned::words(pins, maps::META)?;
+        let watch = WorkloadWatch::adopt(meta, options.from_pods == FromPods::Always);
+        Ok(Self {
+            programs: Programs { ethernet, tunnels },
+            options,
+            devices: BTreeMap::new(),
+            watch,
+            lent: pinned::open(pins, maps::DEVICES, Map::HashMap)?,
+            addresses: pinned::open(pins, maps::NODE_ADDRESSES, Map::HashMap)?,
+            pods: pinned::open(pins, maps::POD_RANGES, Map::LpmTrie)?,
+            pins: pins.clone(),
+        })
+    }
+
+    /// The channel through which it learns what is wanted.
+    #[must_use]
+    pub fn control(&self) -> (Control, Ordered) {
+        let (give, orders) = watch::channel(None);
+        let (tell, workloads) = watch::channel(self.watch.equipment() != Equipment::Bare);
+        (Control { orders: give, workloads }, Ordered { orders, tell })
+    }
+
+    /// Updates the kernel to the devices there are. What fails is logged and left for the next call.
+    pub fn set_devices(&mut self, devices: &[Device], upkeep: &Upkeep) {
+        if let Err(error) = self.write_addresses(devices) {
+            tracing::warn!(%error, "cannot update this node's addresses for the packet path");
+        }
+        for device in devices {
+            let role = self.role(device);
+            let known = self.devices.get(&device.index);
+            if known.is_some_and(|known| known.name == device.name && known.role == role) {
+                continue;
+            }
+            match self.equip(device, role) {
+                Ok(hold) => {
+                    let carrier = Carrier { name: device.name.clone(), role, hold };
+                    if let Some(old) = self.devices.insert(device.index, carrier) {
+                        old.forget(upkeep);
+                    }
+                }
+                // Devices vanish while we look at them: the next list will not have it.
+                Err(error) => {
+                    tracing::warn!(device = device.name, %error, "cannot attach the packet programs to a device");
+                }
+            }
+        }
+        let present: BTreeSet<u32> = devices.iter().map(|device| device.index).collect();
+        self.devices.retain(|index, carrier| {
+            let is_there = present.contains(index);
+            if !is_there {
+                carrier.forget(upkeep);
+            }
+            is_there
+        });
+        let is_wanted = |index| self.devices.get(&index).is_some_and(|carrier| carrier.role.is_some());
+        if let Err(error) = tc::prune(&self.pins, &is_wanted) {
+            tracing::warn!(%error, "cannot remove the links of devices that are gone");
+        }
+        self.watch.tell_programs();
+    }
+
+    fn equip(&mut self, device: &Device, role: Option<Role>) -> Result<Option<Hold>> {
+        let Some(role) = role else {
+            tc::remove_filters_of(&device.name); // links go with their pins
+            return Ok(None);
+        };
+        let hold = tc::attach(self.programs.of(device.nature), &self.pins, device, role, self.options.attach)?;
+        tracing::info!(device = device.name, ?role, by = hold.name(), "attached the packet programs to a device");
+        Ok(Some(hold))
+    }
+
+    /// Puts back what somebody has detached or unpinned.
+    pub async fn mend(&mut self, netlink: &Handle, devices: &[Device], upkeep: &Upkeep) {
+        let mut lost = Vec::new();
+        for (index, carrier) in &self.devices {
+            let is_there = match &carrier.hold {
+                None => continue,
+                Some(Hold::Tcx(links)) => links.iter().all(|link| link.is_attached().unwrap_or(false)),
+                Some(Hold::Clsact) => tc::has_filters(netlink, *index).await,
+            };
+            if !is_there {
+                lost.push(*index);
+            } else if let Some(Hold::Tcx(links)) = &carrier.hold {
+                for link in links {
+                    upkeep.note(Part::Pin, link.path().display(), link.mend());
+                }
+            }
+        }
+        if lost.is_empty() {
+            return;
+        }
+        let names =
+            lost.iter().filter_map(|index| Some((*index, self.devices.remove(index)?.name))).collect::<Vec<_>>();
+        self.set_devices(devices, upkeep);
+        for (index, name) in names {
+            // A device that went with its links is no loss.
+            if self.devices.contains_key(&index) {
+                upkeep.note::<Error>(Part::Device, name, Ok(true));
+            }
+        }
+    }
+
+    fn role(&self, device: &Device) -> Option<Role> {
+        let role = device.role(&self.options.devices)?;
+        match self.watch.equipment() {
+            Equipment::Clients => Some(Role::Clients),
+            Equipment::Bare if role == Role::Workloads && device.nature == Nature::Workload => None,
+            Equipment::Bare | Equipment::Leaving | Equipment::Replies => Some(role),
+        }
+    }
+
+    /// Sources in these networks are pods.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn set_pod_ranges(&mut self, ranges: &PodRanges) -> Result<()> {
+        let value = |own: bool| if own { RANGE_OWN_PODS } else { RANGE_PODS };
+        let entry = |(net, own): (&IpNet, &bool)| ((prefix_bits(net), Addr::from(net.network())), value(*own));
+        let wanted: BTreeMap<(u32, Addr), u32> = ranges.iter().map(entry).collect();
+        let present: Vec<_> = self.pods.keys().filter_map(std::result::Result::ok).collect();
+        for ((bits, addr), value) in &wanted {
+            let key = lpm_trie::Key::new(*bits, *addr);
+            self.pods
+                .insert(&key, *value, 0)
+                .map_err(|e| failed(e, maps::POD_RANGES, 16_384, Some("--cluster-cidr")))?;
+        }
+        for key in present.into_iter().filter(|key| !wanted.contains_key(&(key.prefix_len(), key.data()))) {
+            removed(self.pods.remove(&key), maps::POD_RANGES)?;
+        }
+        Ok(())
+    }
+
+    fn write_addresses(&mut self, devices: &[Device]) -> Result<()> {
+        let own = devices.iter().flat_map(|device| &device.addresses);
+        sync(&mut self.addresses, maps::NODE_ADDRESSES, &own.map(|ip| (Addr::from(*ip), ADDRESS_OWN)).collect())?;
+        let flags = |device: &Device| if self.options.detection.is_of_pods(&device.name) { DEVICE_OF_PODS } else { 0 };
+        let lent = |device| Lent { flags: flags(device), ..lent(device, devices) };
+        let lent = devices.iter().map(|device| (device.index, lent(device))).collect();
+        sync(&mut self.lent, maps::DEVICES, &lent)
+    }
+}
+
+/// Takes the programs off every device.
+///
+/// # Errors
+/// When a pin cannot be removed.
+pub fn detach(pins: &Pins) -> Result<()> {
+    tc::remove_filters(false);
+    tc::prune(pins, &|_| false)
+}
+
+/// Keeps the packet path up to date for as long as its control lives. Before the first orders, what a predecessor left
+/// stays.
+pub fn start(mut packets: Packets, ordered: Ordered, devices: watch::Receiver<Vec<Device>>, upkeep: Upkeep) {
+    packets.set_devices(&devices.borrow(), &upkeep);
+    tokio::spawn(follow(packets, devices, ordered, upkeep));
+}
+
+async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>, mut ordered: Ordered, upkeep: Upkeep) {
+    let netlink = match rtnetlink::new_connection() {
+        Ok((connection, handle, _)) => {
+            tokio::spawn(connection);
+            handle
+        }
+        Err(error) => return tracing::error!(%error, "the packet path cannot run: netlink cannot be used"),
+    };
+    let (mut look, mut tend) = (interval(LOOK), interval(PERIOD));
+    tend.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let more = tokio::select! {
+            more = devices.changed() => more,
+            more = ordered.orders.changed() => {
+                if let Some(Orders { pods, serves_outsiders, pods_dial }) = ordered.orders.borrow_and_update().clone()
+                {
+                    packets.watch.order(serves_outsiders, pods_dial);
+                    if let Err(error) = packets.set_pod_ranges(&pods) {
+                        tracing::warn!(%error, "cannot update which addresses are pods' for the packet path");
+                    }
+                }
+                packets.watch.look();
+                more
+            }
+            _ = look.tick() => {
+                if !packets.watch.look() {
+                    continue;
+                }
+                Ok(())
+            }
+            _ = tend.tick() => {
+                let devices = devices.borrow().clone();
+                packets.mend(&netlink, &devices, &upkeep).await;
+                upkeep.report();
+                continue;
+            }
+        };
+        if more.is_err() {
+            return;
+        }
+        packets.set_devices(&devices.borrow_and_update().clone(), &upkeep);
+        ordered.tell.send_replace(packets.watch.equipment() != Equipment::Bare);
+    }
+}
+
+/// The addresses that a device lends to masqueraded clients: its own first address, else that of the device with the
+/// default route, which a workload of this node reaches as well.
+fn lent(device: &Device, devices: &[Device]) -> Lent {
+    let uplinks = devices.iter().filter(|device| device.has_default_route);
+    let others = uplinks.chain(devices);
+    let first = |is_wanted: fn(&IpAddr) -> bool| {
+        let mut candidates = std::iter::once(device).chain(others.clone()).flat_map(|device| &device.addresses);
+        candidates.find(|ip| is_wanted(ip)).map_or(Addr { words: [0; 4] }, |ip| Addr::from(*ip))
+    };
+    Lent { v4: first(IpAddr::is_ipv4), v6: first(IpAddr::is_ipv6), flags: 0, zero: 0 }
+}
+
+/// Makes a map hold exactly `wanted`; writes what differs.
+fn sync<K: Pod + Ord, V: Pod + PartialEq>(
+    map: &mut HashMap<MapData, K, V>,
+    name: &'static str,
+    wanted: &BTreeMap<K, V>,
+) -> Result<()> {
+    let full = |e| failed(e, name, 4096, None);
+    for (key, value) in wanted {
+        if map.get(key, 0).ok().as_ref() != Some(value) {
+            map.insert(key, value, 0).map_err(full)?;
+        }
+    }
+    let present: Vec<K> = map.keys().filter_map(std::result::Result::ok).collect();
+    for key in present.iter().filter(|key| !wanted.contains_key(key)) {
+        removed(map.remove(key), name)?;
+    }
+    Ok(())
+}
