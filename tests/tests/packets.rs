@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::json;
 use sheave_tests::{
     client::{Client, Dialled, Errno, Way},
@@ -174,6 +174,27 @@ fn backends_in_the_host_network_of_both_nodes() -> Result<()> {
         reaches(&outside, way, "192.0.2.11:30041", &[("n1", OUTSIDE), ("n2", N1_UPLINK)])?;
         reaches(&outside, way, "192.0.2.11:30042", &[("n1", OUTSIDE)])?;
         assert_eq!(outside.dial(way, "192.0.2.12:9090")?.name, "n2", "direct traffic is nobody's business");
+    }
+    Ok(())
+}
+
+/// A socket of the node may have a NodePort's number as its own port; what it waits for is not a client's.
+#[test]
+fn own_connections_from_the_number_of_a_node_port_get_their_answers() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    pair.service("web", 41, &[&pair.a], |s| s)?;
+    let agent = pair.lab.n1().agent_with(&["--bind-protection=false"])?;
+    agent.until_programmed("web")?;
+    let _server = pair.lab.outside.echo("outside", &["8080/TCP", "8080/UDP"])?;
+    let (host, outside) = (pair.lab.n1().host.client()?, pair.lab.outside.client()?);
+    for way in WAYS {
+        for (from, to) in
+            [("192.0.2.11:30041", "198.51.100.10:8080"), ("[2001:db8::11]:30041", "[2001:db8:100::10]:8080")]
+        {
+            let dialled = host.dial_from(way, to, Some(from.parse()?)).with_context(|| format!("{way:?} {from}"))?;
+            assert_eq!((dialled.name.as_str(), dialled.client.to_string().as_str()), ("outside", from), "{way:?}");
+            assert_eq!(outside.outcome(way, from)?, "a", "{way:?}: clients are still served");
+        }
     }
     Ok(())
 }

@@ -295,7 +295,7 @@ fn forwarding(facts: &Facts) -> Finding {
     }
 }
 
-/// An ephemeral port of a client that is also a NodePort would be taken for one.
+/// What answers an unconnected UDP socket of this node whose ephemeral port is also a NodePort is taken for a client.
 fn node_ports(facts: &Facts) -> Finding {
     const NAME: &str = "NodePorts";
     let (low, high) = facts.local_ports;

@@ -16,6 +16,7 @@ mod count;
 mod icmp;
 mod maps;
 mod nat;
+mod own;
 mod packet;
 mod pick;
 mod ping;

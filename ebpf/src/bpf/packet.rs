@@ -3,7 +3,7 @@
 //! the kernel routes.
 use crate::{
     conntrack::{self, Entry},
-    icmp, maps, nat, ping, refuse, route, select,
+    icmp, maps, nat, own, ping, refuse, route, select,
     skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
     watch,
 };
@@ -15,7 +15,7 @@ use sheave_ebpf::{
     conntrack::{FLAG_MASQUERADE, Flow, HOOK_EGRESS, HOOK_INGRESS, ROLE_DIAL, ROLE_REPLY, ROLE_RETURN},
     counter::Counter,
     device::{DEVICE_OF_PODS, RANGE_OWN_PODS},
-    frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK},
+    frontend::{Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT},
     meta, proto,
     service::{
         ALGORITHM_MAGLEV, Config, FLAG_EXTERNAL_LOCAL, FLAG_SOURCE_RANGES, Scope, VERDICT_DROP, VERDICT_FORWARD,
@@ -227,6 +227,9 @@ fn again(skb: Skb, packet: &Packet, entry: &Entry) -> i32 {
 #[inline(never)]
 fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
     let tuple = &packet.tuple;
+    if frontend.kind == KIND_NODE_PORT && tuple.proto == proto::UDP && own::awaits(skb, packet) {
+        return NEXT;
+    }
     let config = maps::config(frontend.service);
     if frontend.kind == KIND_LOAD_BALANCER && config.flags() & FLAG_SOURCE_RANGES != 0 {
         let range = SourceRange { service: frontend.service.to_be(), addr: tuple.src };
