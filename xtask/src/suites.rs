@@ -24,7 +24,7 @@ pub struct Args {
     /// Run only tests whose names contain this
     filter: Option<String>,
     /// How many tests of one file run at the same time
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 3)] // most of them wait most of the time
     pub threads: usize,
     /// Run a test that has failed once more, by itself: one that holds then has passed, and is named as unsteady
     #[arg(long)]
