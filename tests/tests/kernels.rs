@@ -118,10 +118,11 @@ fn packets_from_outside_are_served() -> Result<()> {
                 let dialled = eventually(&format!("{way:?} to {to} reaches {name}"), SOON, || {
                     let dialled = outside.dial(way, to)?;
                     ensure!(dialled.name == name, "{}", dialled.name);
+                    // Until the workloads' devices have their programs, which come with the first NodePort, it is shown.
+                    ensure!(dialled.client.ip().to_string() != "198.51.100.10", "the client is not masqueraded");
                     Ok(dialled)
                 })?;
                 assert_eq!(dialled.peer.to_string(), to, "{way:?}");
-                assert_ne!(dialled.client.ip().to_string(), "198.51.100.10", "{way:?}: the client is hidden");
             }
         }
     }
