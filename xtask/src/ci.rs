@@ -173,6 +173,9 @@ impl Background {
             }
             if !told {
                 println!("━━ waiting for `cargo xtask {}`", self.name);
+                // No longer with what others leave.
+                let group = child.id().to_string();
+                let _ = Command::new("renice").args(["-n", "0", "-g", &group]).stdout(Stdio::null()).status();
                 told = true;
             }
             thread::sleep(Duration::from_secs(1));
