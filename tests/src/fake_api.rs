@@ -5,7 +5,7 @@ use std::{
     convert::Infallible,
     fs,
     net::{SocketAddr, TcpListener},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -21,7 +21,12 @@ use futures::stream;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::{background::Background, place::Place};
+use crate::{
+    background::Background,
+    node::Node,
+    objects::{self, Object as _},
+    place::Place,
+};
 
 /// A request that the server got.
 #[derive(Clone, Debug)]
@@ -126,6 +131,18 @@ impl FakeApi {
             axum::serve(listener, router).await
         });
         Ok(api)
+    }
+
+    /// One on a node, that knows its Node object and streamed lists, and the kubeconfig that leads to it.
+    ///
+    /// # Errors
+    /// When there is no free port, or the file cannot be written.
+    pub fn on(background: &Background, node: &Node) -> Result<(Self, PathBuf)> {
+        let api = Self::start(background, Some(&node.host), true)?;
+        let kubeconfig = node.paths().run.join("kubeconfig");
+        api.kubeconfig(&kubeconfig)?;
+        api.put(&objects::node(node.number).text());
+        Ok((api, kubeconfig))
     }
 
     /// From now on every request meets this rule first; `None` = the honest answer.

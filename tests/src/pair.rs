@@ -12,6 +12,22 @@ use crate::{
     objects::{Slice, Svc},
 };
 
+/// How clients of packet tests talk.
+pub const WAYS: [Way; 2] = [Way::Tcp, Way::Udp];
+
+/// The client outside.
+pub const OUTSIDE: &str = "198.51.100.10";
+/// The same in IPv6.
+pub const OUTSIDE6: &str = "2001:db8:100::10";
+/// What a masqueraded client looks like to a pod of n1: the address of the pod's device.
+pub const N1: &str = "10.244.1.1";
+/// The same in IPv6.
+pub const N1_6: &str = "2001:db8:1::1";
+/// What it looks like to a pod of another node.
+pub const N1_UPLINK: &str = "192.0.2.11";
+/// The same in IPv6.
+pub const N1_6_UPLINK: &str = "2001:db8::11";
+
 /// Every server is reached, no other one ever, and each sees the client at the address given; the client sees whom it
 /// dialled.
 ///

@@ -39,6 +39,18 @@ pub fn serve(lab: &Lab, name: &str, number: u16, pod: &Pod, policy: &str) -> Res
     Ok(())
 }
 
+/// A pod on each of two nodes, served masqueraded (30001 by n1's pod, 30002 by n2's) and seen (30003 by n1's).
+///
+/// # Errors
+/// When a pod or a manifest cannot be made.
+pub fn near_far_seen(lab: &Lab) -> Result<(Pod, Pod)> {
+    let (a, b) = (lab.n1().pod(10)?, lab.n2().pod(20)?);
+    serve(lab, "near", 1, &a, "Cluster")?;
+    serve(lab, "far", 2, &b, "Cluster")?;
+    serve(lab, "seen", 3, &a, "Local")?;
+    Ok((a, b))
+}
+
 /// Runs a server in a pod while a client runs outside. Both bind to whatever family they are given.
 fn with_server<S, C>(pod: &Pod, outside: &Place, v6: bool, server: S, client: C) -> Result<()>
 where
@@ -130,17 +142,13 @@ pub fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<
     with_server(pod, outside, node.is_ipv6(), server, client)
 }
 
-/// Two nodes with a pod each, served hidden (30001 on n1's pod, 30002 on n2's) and seen (30003), as somebody has changed
-/// their network before the agents start.
+/// What [`near_far_seen`] serves is reached, when somebody has changed the nodes' network before the agents start.
 ///
 /// # Errors
 /// What does not arrive.
 pub fn in_both_families(v6: bool, change: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };
-    let (a, b) = (lab.n1().pod(10)?, lab.n2().pod(20)?);
-    serve(&lab, "near", 1, &a, "Cluster")?;
-    serve(&lab, "far", 2, &b, "Cluster")?;
-    serve(&lab, "seen", 3, &a, "Local")?;
+    let (a, b) = near_far_seen(&lab)?;
     change(&lab)?;
     let _agents = [lab.n1().agent()?, lab.n2().agent()?];
     for (pod, port) in [(&a, 30001), (&b, 30002), (&a, 30003)] {

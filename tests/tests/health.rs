@@ -8,7 +8,7 @@ use sheave_tests::{
     fake_api::{FakeApi, Fault},
     http::get,
     lab::Lab,
-    objects::{self, Object as _, Slice, Svc},
+    objects::{self, Slice, Svc},
     place::{Place, program},
     wait::{SOON, eventually},
 };
@@ -51,10 +51,7 @@ fn a_node_is_not_ready_before_it_has_read_the_cluster() -> Result<()> {
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
     let node = lab.n1();
     let background = Background::start()?;
-    let api = FakeApi::start(&background, Some(&node.host), true)?;
-    let kubeconfig = node.paths().run.join("kubeconfig");
-    api.kubeconfig(&kubeconfig)?;
-    api.put(&objects::node(1).text());
+    let (api, kubeconfig) = FakeApi::on(&background, node)?;
     let mut agent = node.agent_of(&kubeconfig)?;
     let probe = || {
         let mut command = node.host.command(program("sheave")?)?;
@@ -91,10 +88,7 @@ fn refused_events_are_said_once() -> Result<()> {
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
     let node = lab.n1();
     let background = Background::start()?;
-    let api = FakeApi::start(&background, Some(&node.host), true)?;
-    let kubeconfig = node.paths().run.join("kubeconfig");
-    api.kubeconfig(&kubeconfig)?;
-    api.put(&objects::node(1).text());
+    let (api, kubeconfig) = FakeApi::on(&background, node)?;
     api.faults(|asked| (asked.kind == "events").then_some(Fault::Status(403, "Forbidden")));
     let _taken = node.host.echo("taken", &["10256/TCP", "10249/TCP"])?;
     let agent = node.agent_of(&kubeconfig)?;

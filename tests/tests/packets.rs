@@ -8,19 +8,9 @@ use sheave_tests::{
     client::{Client, Dialled, Errno, Way},
     lab::Lab,
     objects::{Slice, Svc},
-    pair::{Pair, reaches},
+    pair::{N1, N1_6, N1_6_UPLINK, N1_UPLINK, OUTSIDE, OUTSIDE6, Pair, WAYS, reaches},
     wait::{SOON, eventually},
 };
-
-const OUTSIDE: &str = "198.51.100.10";
-const OUTSIDE6: &str = "2001:db8:100::10";
-/// What a hidden client looks like to a pod of n1 (the address of its device) and to one of n2.
-const N1: &str = "10.244.1.1";
-const N1_UPLINK: &str = "192.0.2.11";
-const N1_6: &str = "2001:db8:1::1";
-const N1_6_UPLINK: &str = "2001:db8::11";
-
-const WAYS: [Way; 2] = [Way::Tcp, Way::Udp];
 
 fn load_balancer(service: Svc, addresses: &[&str]) -> Svc {
     addresses.iter().fold(service, |service, address| service.ingress(address, "VIP"))

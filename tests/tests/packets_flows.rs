@@ -9,16 +9,11 @@ use sheave_tests::{
     lab::Lab,
     node::Server,
     objects::{Slice, Svc},
-    pair::{Pair, reaches},
+    pair::{N1, N1_UPLINK, OUTSIDE, Pair, WAYS, reaches},
     wait::{SOON, eventually},
 };
 
-const OUTSIDE: &str = "198.51.100.10";
-const N1: &str = "10.244.1.1";
-const N1_UPLINK: &str = "192.0.2.11";
 const POD: &str = "10.244.1.30";
-
-const WAYS: [Way; 2] = [Way::Tcp, Way::Udp];
 
 /// FLOW-1, the settings: who is hidden from whom. Pods dial packet by packet, so that they can be.
 #[test]

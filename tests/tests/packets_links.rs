@@ -9,7 +9,7 @@ use sheave_tests::{
     objects::Svc,
     place::Place,
     skip,
-    transfer::{datagrams, in_both_families, serve, transfer},
+    transfer::{datagrams, in_both_families, near_far_seen, transfer},
     tunnel,
 };
 
@@ -101,10 +101,7 @@ fn backends_behind_a_tunnel_without_a_link_layer() -> Result<()> {
 #[test]
 fn clients_behind_a_tunnel_without_a_link_layer() -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };
-    let (a, b) = (lab.n1().pod(10)?, lab.n2().pod(20)?);
-    serve(&lab, "near", 1, &a, "Cluster")?;
-    serve(&lab, "far", 2, &b, "Cluster")?;
-    serve(&lab, "seen", 3, &a, "Local")?;
+    let (a, b) = near_far_seen(&lab)?;
     let none = Svc::new("none").ip("10.96.0.4").port("t", 80, "TCP").node_port(30004);
     lab.apply(&[&none.port("u", 80, "UDP").node_port(30004)])?;
     tunnel::dig("vpn0", [&lab.outside, &lab.n1().host])?;

@@ -6,14 +6,11 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::json;
 use sheave_tests::{
-    client::Way,
     lab::Lab,
     node::Pod,
     objects::{Slice, Svc},
-    pair::reaches,
+    pair::{WAYS, reaches},
 };
-
-const WAYS: [Way; 2] = [Way::Tcp, Way::Udp];
 
 fn service(lab: &Lab, name: &str, number: u8, backends: &[(&Pod, &str)], policy: (&str, &str)) -> Result<()> {
     let node_port = 30_000 + u16::from(number);

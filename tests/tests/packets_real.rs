@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sheave_tests::{
     client::Way,
     lab::Lab,
-    transfer::{in_both_families, serve},
+    transfer::{in_both_families, near_far_seen, serve},
     wait::{SOON, eventually},
 };
 
@@ -124,10 +124,7 @@ fn netfilter_rules_in_the_way() -> Result<()> {
 #[test]
 fn a_backends_refusal_reaches_the_client() -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };
-    let (a, b) = (lab.n1().pod(10)?, lab.n2().pod(20)?);
-    serve(&lab, "near", 1, &a, "Cluster")?;
-    serve(&lab, "far", 2, &b, "Cluster")?;
-    serve(&lab, "seen", 3, &a, "Local")?;
+    let _pods = near_far_seen(&lab)?;
     let _agents = [lab.n1().agent()?, lab.n2().agent()?];
     let outside = lab.outside.client()?;
     for way in [Way::Tcp, Way::Udp] {

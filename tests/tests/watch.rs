@@ -362,9 +362,7 @@ fn case_31_a_restart_beside_a_slow_api_server_loses_no_backend() -> Result<()> {
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
     let node1 = lab.n1();
     let background = Background::start()?;
-    let api = FakeApi::start(&background, Some(&node1.host), true)?;
-    let kubeconfig = node1.paths().run.join("kubeconfig");
-    api.kubeconfig(&kubeconfig)?;
+    let (api, kubeconfig) = FakeApi::on(&background, node1)?;
     let (pod, client) = (node1.pod(2)?, node1.pod(250)?);
     // Every backend is an address of one pod, so that each of them answers.
     let addresses: Vec<String> = (2..=101).map(|digits| format!("10.244.1.{digits}")).collect();
@@ -379,7 +377,6 @@ fn case_31_a_restart_beside_a_slow_api_server_loses_no_backend() -> Result<()> {
     };
     let big = Svc::new("big").ip("10.96.0.39").port("http", 80, "TCP").node_port(30_039);
     api.put(&big.annotate("sheave.io/lb-algorithm", "round-robin").text());
-    api.put(&node(1).text());
     addresses.chunks(20).enumerate().for_each(|(number, addresses)| api.put(&slice(number, addresses)));
 
     let mut agent = node1.agent_of(&kubeconfig)?;

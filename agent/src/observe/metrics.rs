@@ -315,6 +315,14 @@ const fn family_name(family: model::Family) -> &'static str {
     }
 }
 
+/// Those of `counts` that have a series of their own: the `most` busiest, equally busy ones in order of their names.
+fn busiest<K: Ord>(counts: impl IntoIterator<Item = (K, u64)>, most: usize) -> Vec<(K, u64)> {
+    let mut busiest: Vec<_> = counts.into_iter().collect();
+    busiest.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    busiest.truncate(most);
+    busiest
+}
+
 /// kube-proxy's: 1 ms doubled up to 16 s.
 fn sync_buckets() -> Histogram {
     Histogram::new((0..15).map(|i| 0.001 * 2_f64.powi(i)))

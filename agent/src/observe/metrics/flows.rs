@@ -8,7 +8,7 @@ use std::{
 use prometheus_client::metrics::{family::Family, gauge::Gauge};
 use sheave_ebpf::names::{ServiceName, unpad};
 
-use super::Labels;
+use super::{Labels, busiest};
 use crate::lb;
 
 /// A gauge for each of the busiest service ports. A clone writes to the same.
@@ -26,9 +26,7 @@ impl ServiceFlows {
         for (name, count) in found {
             *counts.entry(labels(name)).or_default() += count;
         }
-        let mut busiest: Vec<_> = counts.into_iter().collect();
-        busiest.sort_by_key(|(_, count)| std::cmp::Reverse(*count)); // stable: the names stay in order
-        busiest.truncate(most);
+        let busiest = busiest(counts, most);
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         let now: BTreeSet<_> = busiest.iter().map(|(labels, _)| labels.clone()).collect();
         for gone in shown.difference(&now) {

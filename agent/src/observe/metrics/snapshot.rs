@@ -8,7 +8,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter},
 };
 
-use super::{family_name, reading};
+use super::{busiest, family_name, reading};
 use crate::{
     model::Family,
     plan::group::GroupKey,
@@ -61,11 +61,8 @@ impl Connections {
             *services.entry(group.clone()).or_default() += count;
             new.backends.push(((group, address), count));
         }
-        new.services.extend(services);
-        new.services.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        new.backends.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        new.services.truncate(most);
-        new.backends.truncate(most);
+        new.services = busiest(services, most);
+        new.backends = busiest(new.backends, most);
         new
     }
 }
