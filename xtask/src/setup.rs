@@ -40,6 +40,14 @@ impl Toolchain {
             Some(name) => command.env("SHEAVE_BPF_TOOLCHAIN", name),
             None => command.env_remove("SHEAVE_BPF_TOOLCHAIN"),
         };
+        // Of `cargo run`, which has started this program: to build scripts that look at it (ring's), a plain cargo and
+        // this one would be two, and so would two clones; each would build anew what the other has built.
+        for (name, _) in env::vars_os() {
+            let of_this_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+            if name.to_str().is_some_and(of_this_package) {
+                command.env_remove(name);
+            }
+        }
         command
     }
 
