@@ -17,6 +17,7 @@ pub mod http;
 pub mod kube_proxy;
 pub mod lab;
 pub mod leftovers;
+pub mod monitor;
 pub mod node;
 pub mod objects;
 pub mod other_build;

@@ -39,16 +39,24 @@ pub fn serve(lab: &Lab, name: &str, number: u16, pod: &Pod, policy: &str) -> Res
     Ok(())
 }
 
-/// A pod on each of two nodes, served masqueraded (30001 by n1's pod, 30002 by n2's) and seen (30003 by n1's).
+/// A pod on each of two nodes, and [`serve_near_far_seen`].
 ///
 /// # Errors
 /// When a pod or a manifest cannot be made.
 pub fn near_far_seen(lab: &Lab) -> Result<(Pod, Pod)> {
     let (a, b) = (lab.n1().pod(10)?, lab.n2().pod(20)?);
-    serve(lab, "near", 1, &a, "Cluster")?;
-    serve(lab, "far", 2, &b, "Cluster")?;
-    serve(lab, "seen", 3, &a, "Local")?;
+    serve_near_far_seen(lab, &a, &b)?;
     Ok((a, b))
+}
+
+/// Serves masqueraded (30001 by n1's pod, 30002 by n2's) and seen (30003 by n1's).
+///
+/// # Errors
+/// When a manifest cannot be written.
+pub fn serve_near_far_seen(lab: &Lab, a: &Pod, b: &Pod) -> Result<()> {
+    serve(lab, "near", 1, a, "Cluster")?;
+    serve(lab, "far", 2, b, "Cluster")?;
+    serve(lab, "seen", 3, a, "Local")
 }
 
 /// Runs a server in a pod while a client runs outside. Both bind to whatever family they are given.
@@ -77,10 +85,7 @@ where
 }
 
 /// A stream of bytes there and back, whole.
-///
-/// # Errors
-/// When it does not arrive, or changed.
-pub fn transfer(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> {
+fn transfer(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> {
     const AMOUNT: usize = 300_000;
     let server = |ip: IpAddr, listens: &dyn Fn()| {
         let listener = TcpListener::bind((ip, 7000))?;
@@ -106,10 +111,7 @@ pub fn transfer(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<(
 }
 
 /// Datagrams of several sizes there and back, whole.
-///
-/// # Errors
-/// When one does not arrive, or changed.
-pub fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> {
+fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> {
     const SIZES: [usize; 6] = [100, 1472, 1473, 4000, 9000, 60_000];
     let server = |ip: IpAddr, listens: &dyn Fn()| {
         let socket = UdpSocket::bind((ip, 7000))?;
@@ -146,16 +148,21 @@ pub fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<
 ///
 /// # Errors
 /// What does not arrive.
-pub fn in_both_families(v6: bool, change: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
+pub fn in_both_families(change: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };
     let (a, b) = near_far_seen(&lab)?;
     change(&lab)?;
     let _agents = [lab.n1().agent()?, lab.n2().agent()?];
-    for (pod, port) in [(&a, 30001), (&b, 30002), (&a, 30003)] {
+    reached(&lab, &a, &b)
+}
+
+/// Streams and datagrams from outside to all that [`near_far_seen`] serves, in both families.
+///
+/// # Errors
+/// What does not arrive.
+pub fn reached(lab: &Lab, a: &Pod, b: &Pod) -> Result<()> {
+    for (pod, port) in [(a, 30001), (b, 30002), (a, 30003)] {
         for node in [IpAddr::from(lab.n1().v4), IpAddr::from(lab.n1().v6)] {
-            if node.is_ipv6() && !v6 {
-                continue;
-            }
             transfer(pod, &lab.outside, node, port).with_context(|| format!("a stream to {node} port {port}"))?;
             datagrams(pod, &lab.outside, node, port).with_context(|| format!("datagrams to {node} port {port}"))?;
         }

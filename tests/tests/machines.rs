@@ -11,7 +11,7 @@ use sheave_tests::{
     lab::Lab,
     objects::{Slice, Svc, node},
     skip,
-    wait::{SOON, eventually},
+    wait::eventually,
 };
 
 /// The network card towards the other machine.
@@ -33,18 +33,24 @@ fn part(number: u8) -> Result<Option<Lab>> {
     Ok(Some(lab))
 }
 
-/// Services with a node port: web has a backend on each node, first and second on that node alone. `lost` = what the
-/// cluster says once it has noticed that the first node is gone.
+/// Services of both families with a node port: web has a backend on each node, first and second on that node alone.
+/// `lost` = what the cluster says once it has noticed that the first node is gone.
 fn services(lab: &Lab, lost: bool) -> Result<()> {
     for (name, number, nodes) in [("web", 20, [1, 2].as_slice()), ("first", 21, &[1]), ("second", 22, &[2])] {
-        let service = Svc::new(name).ip(&format!("10.96.0.{number}")).set("type", json!("NodePort"));
+        let service = Svc::new(name).ip(&format!("10.96.0.{number}")).ip(&format!("2001:db8:f::{number}"));
+        let service = service.set("type", json!("NodePort"));
         let service = service.port("t", 80, "TCP").node_port(30000 + number);
         let service = service.port("u", 80, "UDP").node_port(30000 + number);
-        let mut slice = Slice::new(name, name).port("t", 8080, "TCP").port("u", 8080, "UDP");
-        for node in nodes.iter().filter(|node| !lost || **node != 1) {
-            slice = slice.ready(&format!("10.244.{node}.10"), &format!("n{node}"));
-        }
-        lab.apply(&[&service, &slice])?;
+        let slice = |family: &str, address: fn(i32) -> String| {
+            let slice = Slice::new(&format!("{name}-{}", family.to_lowercase()), name).address_type(family);
+            let left = nodes.iter().filter(|node| !lost || **node != 1);
+            left.fold(slice.port("t", 8080, "TCP").port("u", 8080, "UDP"), |slice, node| {
+                slice.ready(&address(*node), &format!("n{node}"))
+            })
+        };
+        let v4 = slice("IPv4", |node| format!("10.244.{node}.10"));
+        let v6 = slice("IPv6", |node| format!("2001:db8:{node}::10"));
+        lab.apply(&[&service, &v4, &v6])?;
     }
     Ok(())
 }
@@ -92,6 +98,10 @@ fn both_serve(lab: &Lab, when: &str) -> Result<()> {
             ("192.0.2.11:30022", "B"), // across, and back to where the client is
             ("192.0.2.12:30021", "A"), // across
             ("192.0.2.12:30022", "B"),
+            ("[2001:db8::11]:30021", "A"),
+            ("[2001:db8::11]:30022", "B"),
+            ("[2001:db8::12]:30021", "A"),
+            ("[2001:db8::12]:30022", "B"),
         ] {
             eventually(&format!("{when}, {way:?} to {to}"), BOOT, || {
                 let found = outside.outcome(way, to)?;
@@ -99,22 +109,26 @@ fn both_serve(lab: &Lab, when: &str) -> Result<()> {
                 Ok(())
             })?;
         }
-        let found = host.dial_many(way, "10.96.0.20:80", 40)?;
-        assert_eq!(found.keys().collect::<Vec<_>>(), ["A", "B"], "{when}, {way:?} from a node");
+        for to in ["10.96.0.20:80", "[2001:db8:f::20]:80"] {
+            let found = host.dial_many(way, to, 40)?;
+            assert_eq!(found.keys().collect::<Vec<_>>(), ["A", "B"], "{when}, {way:?} from a node to {to}");
+        }
     }
     Ok(())
 }
 
 /// Nobody is sent to the lost node any more.
 fn one_serves(lab: &Lab, agent: &Agent) -> Result<()> {
-    agent.until_programmed("first")?;
+    lab.settle(agent)?;
     let (outside, host) = (lab.outside.client()?, lab.n1().host.client()?);
-    eventually("the lost node's backend is left", SOON, || {
-        let found = host.dial_many(Way::Tcp, "10.96.0.20:80", 20)?;
-        ensure!(found.keys().collect::<Vec<_>>() == ["B"], "{found:?}");
-        Ok(())
-    })?;
-    assert_eq!(outside.outcome(Way::Tcp, "192.0.2.12:30020")?, "B");
-    assert_eq!(outside.outcome(Way::Tcp, "192.0.2.12:30021")?, "ECONNREFUSED", "no backend is left");
+    for (cluster_ip, node) in [("10.96.0.20:80", "192.0.2.12"), ("[2001:db8:f::20]:80", "[2001:db8::12]")] {
+        let found = host.dial_many(Way::Tcp, cluster_ip, 20)?;
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["B"], "from a node to {cluster_ip}");
+        for way in [Way::Tcp, Way::Udp] {
+            assert_eq!(outside.outcome(way, &format!("{node}:30020"))?, "B", "{way:?} to {node}");
+            let refused = outside.outcome(way, &format!("{node}:30021"))?;
+            assert_eq!(refused, "ECONNREFUSED", "{way:?} to {node}: no backend is left");
+        }
+    }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    process::{Child, ChildStdout, Stdio},
+    process::Stdio,
     thread,
     time::Duration,
 };
@@ -15,46 +15,13 @@ use nix::{
 use serde_json::{Value, json};
 use sheave_agent::monitor::EventView;
 use sheave_tests::{
-    agent::Agent,
     client::{LoadKind, Way},
     lab::Lab,
+    monitor::Monitor,
     objects::{Slice, Svc},
     place::program,
     wait::{SOON, eventually},
 };
-
-/// A running `sheave monitor`.
-struct Monitor {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Monitor {
-    /// Starts it and waits until it reads.
-    fn start(lab: &Lab, agent: &Agent, flags: &[&str]) -> Result<Self> {
-        let mut command = lab.n1().host.command(program("sheave")?)?;
-        command.arg("monitor").args(flags).args(agent.flags().split(' ')).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        let mut lines = BufReader::new(child.stdout.take().context("no stdout")?);
-        let mut headings = String::new();
-        lines.read_line(&mut headings)?;
-        ensure!(headings.starts_with("TIME"), "it began with {headings:?}");
-        Ok(Self { child, lines })
-    }
-
-    /// The next line, its columns apart, without the time.
-    fn next(&mut self) -> Result<Vec<String>> {
-        let mut line = String::new();
-        ensure!(self.lines.read_line(&mut line)? > 0, "it has ended");
-        Ok(line.split_whitespace().skip(1).map(str::to_owned).collect())
-    }
-
-    /// Tells it to end, and what it said on stderr.
-    fn end(self, signal: Signal) -> Result<String> {
-        kill(Pid::from_raw(self.child.id().cast_signed()), signal)?;
-        Ok(String::from_utf8(self.child.wait_with_output()?.stderr)?)
-    }
-}
 
 /// A service that is served, one that is not, and one whose policy leaves nobody.
 fn services(lab: &Lab) -> Result<()> {
@@ -81,7 +48,7 @@ fn connections_are_told_with_names_and_reasons() -> Result<()> {
     (inside.patience, outside.patience) = (Duration::from_millis(300), Duration::from_millis(300));
     let before = inside.outcome(Way::Tcp, "10.96.0.1:80")?; // not watched, not told
     assert_eq!(before, "a");
-    let mut monitor = Monitor::start(&lab, &agent, &[])?;
+    let mut monitor = Monitor::start(lab.n1(), &agent, &[])?;
 
     let cases = [
         (&inside, Way::Tcp, "10.96.0.1:80", "forward TCP P 10.96.0.1:80 10.244.1.10:8080 t/web socket_connect"),
@@ -100,7 +67,7 @@ fn connections_are_told_with_names_and_reasons() -> Result<()> {
     ];
     for (client, way, to, expected) in cases {
         let _ = client.outcome(way, to)?;
-        let mut told = monitor.next()?;
+        let mut told = monitor.line()?;
         let who = std::mem::take(&mut told[2]);
         told[2] = match who.as_str() {
             who if who.starts_with("sheave-client[") => "P",
@@ -129,11 +96,11 @@ fn filters_leave_out_what_is_not_wanted() -> Result<()> {
         (&["web", "-n", "t"], "10.96.0.1:80"),
         (&["-n", "t"], "10.96.0.1:80"),
     ] {
-        let mut monitor = Monitor::start(&lab, &agent, flags)?;
+        let mut monitor = Monitor::start(lab.n1(), &agent, flags)?;
         for to in ["10.96.0.1:80", "10.96.0.2:80"] {
             let _ = inside.outcome(Way::Tcp, to)?;
         }
-        assert_eq!(monitor.next()?[3], expected, "{flags:?}");
+        assert_eq!(monitor.line()?[3], expected, "{flags:?}");
         monitor.end(Signal::SIGTERM)?;
     }
     Ok(())
@@ -188,14 +155,14 @@ fn a_second_reader_is_told_of_the_first() -> Result<()> {
     services(&lab)?;
     lab.settle(&agent)?;
     let inside = lab.n1().pod(20)?.place.client()?;
-    let first = Monitor::start(&lab, &agent, &[])?;
+    let first = Monitor::start(lab.n1(), &agent, &[])?;
     let refused = agent.sheave(&["monitor"]).err().context("a second reader got in")?;
     assert!(format!("{refused:#}").contains("another `sheave monitor` is running"), "{refused:#}");
     first.end(Signal::SIGKILL)?;
     inside.outcome(Way::Tcp, "10.96.0.2:80")?; // still told, and read by nobody
-    let mut second = Monitor::start(&lab, &agent, &[])?;
+    let mut second = Monitor::start(lab.n1(), &agent, &[])?;
     inside.outcome(Way::Tcp, "10.96.0.1:80")?;
-    assert_eq!(second.next()?[3], "10.96.0.1:80");
+    assert_eq!(second.line()?[3], "10.96.0.1:80");
     Ok(())
 }
 
@@ -206,7 +173,7 @@ fn lost_records_are_counted_and_said() -> Result<()> {
     services(&lab)?;
     lab.settle(&agent)?;
     let inside = lab.n1().pod(20)?.place.client()?;
-    let Monitor { mut child, mut lines } = Monitor::start(&lab, &agent, &[])?;
+    let Monitor { mut child, mut lines } = Monitor::start(lab.n1(), &agent, &[])?;
     let tell = |signal| kill(Pid::from_raw(child.id().cast_signed()), signal);
     let refused = inside.load(Way::UdpSendto, LoadKind::Send, "10.96.0.2:80", Duration::ZERO)?;
     eventually("the buffer is full", Duration::from_secs(60), || {

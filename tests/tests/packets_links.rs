@@ -9,7 +9,7 @@ use sheave_tests::{
     objects::Svc,
     place::Place,
     skip,
-    transfer::{datagrams, in_both_families, near_far_seen, transfer},
+    transfer::{in_both_families, near_far_seen, reached},
     tunnel,
 };
 
@@ -30,22 +30,30 @@ fn an_uplink_that_is_a_vlan() -> Result<()> {
         skip(&format!("this kernel has no VLANs (CONFIG_VLAN_8021Q): {why:#}"));
         return Ok(());
     }
-    in_both_families(false, |lab| {
+    in_both_families(|lab| {
         lab.fabric.ip("link add link br0 name br0.7 type vlan id 7
              addr del 192.0.2.1/24 dev br0
              addr add 192.0.2.1/24 dev br0.7
+             addr del 2001:db8::1/64 dev br0
+             addr add 2001:db8::1/64 dev br0.7 nodad
              link set br0.7 up")?;
         for (node, other) in [(lab.n1(), lab.n2()), (lab.n2(), lab.n1())] {
             node.host.ip(&format!(
                 "link add link eth0 name eth0.7 type vlan id 7
                  addr del {v4}/24 dev eth0
                  addr add {v4}/24 dev eth0.7
+                 addr del {v6}/64 dev eth0
+                 addr add {v6}/64 dev eth0.7 nodad
                  link set eth0.7 up
                  route replace default via 192.0.2.1
-                 route replace 10.244.{}.0/24 via {}",
-                other.number,
+                 route replace default via 2001:db8::1
+                 route replace 10.244.{there}.0/24 via {}
+                 route replace 2001:db8:{there}::/64 via {}",
                 other.v4,
-                v4 = node.v4
+                other.v6,
+                there = other.number,
+                v4 = node.v4,
+                v6 = node.v6
             ))?;
         }
         Ok(())
@@ -55,17 +63,21 @@ fn an_uplink_that_is_a_vlan() -> Result<()> {
 /// Requests come through one uplink, answers leave through another.
 #[test]
 fn answers_that_leave_through_another_uplink() -> Result<()> {
-    in_both_families(false, |lab| {
+    in_both_families(|lab| {
         lab.fabric.ip(&format!(
             "link add second type veth peer name eth1 netns {}
              addr add 192.0.3.1/24 dev second
+             addr add 2001:db8:30::1/64 dev second nodad
              link set second up",
             lab.n1().host.netns
         ))?;
         lab.n1().host.ip("addr add 192.0.3.11/24 dev eth1
+             addr add 2001:db8:30::11/64 dev eth1 nodad
              link set eth1 up
              route add default via 192.0.3.1 metric 10
-             route add 198.51.100.0/24 via 192.0.3.1")?;
+             route add default via 2001:db8:30::1 metric 10
+             route add 198.51.100.0/24 via 192.0.3.1
+             route add 2001:db8:100::/64 via 2001:db8:30::1")?;
         [&lab.n1().host, &lab.fabric].into_iter().try_for_each(without_path_filters)?;
         Ok(())
     })
@@ -82,15 +94,18 @@ fn without_path_filters(place: &Place) -> Result<()> {
 /// The other node's pods behind a tunnel of IP packets, as WireGuard and IP in IP make one.
 #[test]
 fn backends_behind_a_tunnel_without_a_link_layer() -> Result<()> {
-    in_both_families(false, |lab| {
+    in_both_families(|lab| {
         tunnel::dig("tun0", [&lab.n1().host, &lab.n2().host])?;
         for (node, other) in [(lab.n1(), lab.n2()), (lab.n2(), lab.n1())] {
             let (here, there) = (node.number, other.number);
             node.host.ip(&format!(
                 "addr add 10.246.{here}.1/32 dev tun0
+                 addr add 2001:db8:246::{here}/128 dev tun0 nodad
                  link set tun0 mtu 1400 up
                  route add 10.246.{there}.1/32 dev tun0
-                 route replace 10.244.{there}.0/24 dev tun0"
+                 route add 2001:db8:246::{there}/128 dev tun0
+                 route replace 10.244.{there}.0/24 dev tun0
+                 route replace 2001:db8:{there}::/64 dev tun0"
             ))?;
         }
         Ok(())
@@ -102,23 +117,24 @@ fn backends_behind_a_tunnel_without_a_link_layer() -> Result<()> {
 fn clients_behind_a_tunnel_without_a_link_layer() -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };
     let (a, b) = near_far_seen(&lab)?;
-    let none = Svc::new("none").ip("10.96.0.4").port("t", 80, "TCP").node_port(30004);
+    let none = Svc::new("none").ip("10.96.0.4").ip("2001:db8:f::4").port("t", 80, "TCP").node_port(30004);
     lab.apply(&[&none.port("u", 80, "UDP").node_port(30004)])?;
     tunnel::dig("vpn0", [&lab.outside, &lab.n1().host])?;
     lab.outside.ip("link set vpn0 mtu 1400 up
-         route add 192.0.2.11/32 dev vpn0 src 198.51.100.10")?;
+         route add 192.0.2.11/32 dev vpn0 src 198.51.100.10
+         route add 2001:db8::11/128 dev vpn0 src 2001:db8:100::10")?;
     lab.n1().host.ip("link set vpn0 mtu 1400 up
          route add default dev vpn0 metric 10
-         route add 198.51.100.10/32 dev vpn0")?;
+         route add ::/0 dev vpn0 metric 10
+         route add 198.51.100.10/32 dev vpn0
+         route add 2001:db8:100::10/128 dev vpn0")?;
     let _agents = [lab.n1().agent()?, lab.n2().agent()?];
-    let node = lab.n1().v4.into();
-    for (pod, port) in [(&a, 30001), (&b, 30002), (&a, 30003)] {
-        transfer(pod, &lab.outside, node, port).with_context(|| format!("a stream to port {port}"))?;
-        datagrams(pod, &lab.outside, node, port).with_context(|| format!("datagrams to port {port}"))?;
-    }
+    reached(&lab, &a, &b)?;
     let outside = lab.outside.client()?;
     for way in [Way::Tcp, Way::Udp] {
-        assert_eq!(outside.outcome(way, "192.0.2.11:30004")?, "ECONNREFUSED", "{way:?}");
+        for to in ["192.0.2.11:30004", "[2001:db8::11]:30004"] {
+            assert_eq!(outside.outcome(way, to)?, "ECONNREFUSED", "{way:?} to {to}");
+        }
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use sheave_tests::{
 /// back through both translations, to the client and to the backend. F34: and datagrams in fragments, both ways.
 #[test]
 fn path_mtu_is_found_through_a_node_port_in_both_directions() -> Result<()> {
-    in_both_families(true, |lab| {
+    in_both_families(|lab| {
         lab.n1().host.ip("link set pod10 mtu 1320")?;
         lab.n2().host.ip("link set pod20 mtu 1320")?;
         // So near that fragments for one pass the other: a veth swallows what is longer than its other end takes by
@@ -27,13 +27,13 @@ fn path_mtu_is_found_through_a_node_port_in_both_directions() -> Result<()> {
 /// F34: datagrams of several fragments, both ways, to hidden and visible clients.
 #[test]
 fn fragments_follow_their_first_one() -> Result<()> {
-    in_both_families(true, |_| Ok(()))
+    in_both_families(|_| Ok(()))
 }
 
 /// Pitfall of veth pairs: partial checksums are never verified between them. Here nobody leaves one to a device.
 #[test]
 fn checksums_are_right_where_devices_do_not_make_them() -> Result<()> {
-    in_both_families(true, |lab| {
+    in_both_families(|lab| {
         let pods = ["10", "20"].map(|n| format!("{}-{}-{n}", lab.name, if n == "10" { "n1" } else { "n2" }));
         for netns in pods {
             let output = Command::new("ip")
@@ -52,14 +52,17 @@ fn checksums_are_right_where_devices_do_not_make_them() -> Result<()> {
 /// Pods on a bridge, as many CNIs have them.
 #[test]
 fn pods_on_a_bridge() -> Result<()> {
-    in_both_families(false, |lab| {
+    in_both_families(|lab| {
         for (node, number) in [(lab.n1(), 10), (lab.n2(), 20)] {
             let subnet = node.number;
             node.host.ip(&format!(
                 "link add cni0 type bridge
                  addr del 10.244.{subnet}.1/32 dev pod{number}
+                 addr del 2001:db8:{subnet}::1/128 dev pod{number}
+                 route del 2001:db8:{subnet}::{number}/128 dev pod{number}
                  link set pod{number} master cni0
                  addr add 10.244.{subnet}.1/24 dev cni0
+                 addr add 2001:db8:{subnet}::1/64 dev cni0 nodad
                  link set cni0 up"
             ))?;
         }
@@ -67,18 +70,22 @@ fn pods_on_a_bridge() -> Result<()> {
     })
 }
 
-/// The other node's pods behind an overlay with a smaller MTU: hidden clients get the overlay device's address.
+/// The other node's pods behind an overlay with a smaller MTU, both families in a tunnel of IPv4: hidden clients get the
+/// overlay device's address.
 #[test]
 fn backends_behind_an_overlay() -> Result<()> {
-    in_both_families(false, |lab| {
+    in_both_families(|lab| {
         for (node, other) in [(lab.n1(), lab.n2()), (lab.n2(), lab.n1())] {
             let (here, there, remote) = (node.number, other.number, other.v4);
             node.host.ip(&format!(
                 "link add vx0 type vxlan id 7 dstport 8472 local {} remote {remote} dev eth0
                  addr add 10.245.{here}.0/32 dev vx0
+                 addr add 2001:db8:245::{here}/128 dev vx0 nodad
                  link set vx0 up
                  route add 10.245.{there}.0/32 dev vx0
-                 route replace 10.244.{there}.0/24 via 10.245.{there}.0 dev vx0 onlink",
+                 route add 2001:db8:245::{there}/128 dev vx0
+                 route replace 10.244.{there}.0/24 via 10.245.{there}.0 dev vx0 onlink
+                 route replace 2001:db8:{there}::/64 via 2001:db8:245::{there} dev vx0 onlink",
                 node.v4
             ))?;
         }
@@ -110,7 +117,7 @@ fn netfilter_rules_in_the_way() -> Result<()> {
         sheave_tests::skip("the program nft is missing (package nftables)");
         return Ok(());
     }
-    in_both_families(true, |lab| {
+    in_both_families(|lab| {
         let file = lab.manifests.with_file_name("rules.nft");
         fs::write(&file, RULES)?;
         for node in &lab.nodes {
