@@ -3,6 +3,7 @@
 use std::{thread, time::Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use super::{
     Proxy, Up,
@@ -27,15 +28,19 @@ struct Migration {
 
 type Step = (&'static str, fn(&Migration) -> Result<()>);
 
-/// The one step that is seen from outside: what sheave translates packet by packet ends with it.
+/// Who asks through node ports.
+const OUTSIDE: &str = "outside";
+
+/// The one step that is seen, and only from outside: what sheave translates packet by packet ends with it.
 const SEEN: &str = "5 every node is cleaned";
 
 /// Numbers are those of the document's sections.
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     ("2 install beside kube-proxy", Migration::install),
     ("3 kube-proxy leaves every node", Migration::take_away),
     ("3 its rules are removed", Migration::clean),
     ("4 nothing of it is left", Migration::look),
+    ("4 every agent is restarted", Migration::restart),
     ("5 kube-proxy comes back", Migration::let_in),
     (SEEN, Migration::leave),
     ("5 nothing of sheave is left", Migration::look_again),
@@ -44,7 +49,8 @@ const STEPS: [Step; 7] = [
 /// Goes the way and prints the table; what was begun under traffic is only good when no request failed.
 pub fn tally(cluster: &Up) -> Result<Tally> {
     let images = Images::make(&kubernetes::folder()?, &Up { proxy: Proxy::Sheave, ..cluster.clone() })?;
-    let lab = super::up(&Up { proxy: Proxy::Nftables, ..cluster.clone() })?;
+    let from = if cluster.proxy == Proxy::Iptables { Proxy::Iptables } else { Proxy::Nftables };
+    let lab = super::up(&Up { proxy: from, ..cluster.clone() })?;
     proxy::import_sheave(&lab, &images)?;
     lab.apply(WEB)?;
     lab.said(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
@@ -57,7 +63,7 @@ pub fn tally(cluster: &Up) -> Result<Tally> {
         let result = step(&migration).and_then(|()| match name {
             SEEN => {
                 thread::sleep(traffic::PATIENCE); // what was under way has been judged by then
-                let _ = migration.check();
+                migration.forgive(OUTSIDE);
                 migration.check()
             }
             _ => migration.check(),
@@ -98,7 +104,7 @@ fn apply_file(lab: &Lab) -> Result<String> {
 /// Outside, by node ports; on each node, by the ClusterIP and its own node port.
 fn clients(lab: &Lab) -> Result<Vec<(&'static str, Traffic)>> {
     let ports: Vec<String> = lab.numbers().flat_map(lab::addresses).map(|address| with_port(&address)).collect();
-    let mut clients = vec![("outside", Traffic::start(lab, "out", &ports)?)];
+    let mut clients = vec![(OUTSIDE, Traffic::start(lab, "out", &ports)?)];
     for number in lab.numbers() {
         let mut addresses = vec![CLUSTER_IP.to_owned()];
         addresses.extend(lab::addresses(number).iter().map(|address| with_port(address)));
@@ -117,6 +123,13 @@ impl Migration {
             client.check().with_context(|| format!("a client {name} was disturbed"))?;
         }
         Ok(())
+    }
+
+    /// Forgets what went wrong for such clients so far.
+    fn forgive(&mut self, who: &str) {
+        for (_, client) in self.clients.iter_mut().filter(|(name, _)| *name == who) {
+            let _ = client.check();
+        }
     }
 
     fn install(&self) -> Result<()> {
@@ -154,9 +167,20 @@ impl Migration {
     fn look(&self) -> Result<()> {
         proxy::rolled_out(&self.lab, "sheave")?;
         self.on_nodes("nft list ruleset", |said| {
-            ensure!(!said.to_lowercase().contains("kube-proxy"), "nftables still has a table of kube-proxy");
+            let left = said.lines().find(|line| line.contains("kube-proxy") || line.contains("KUBE-SERVICES"));
+            ensure!(left.is_none(), "netfilter still has `{}`", left.unwrap_or_default());
             Ok(())
-        })
+        })?;
+        let check = ["-n", "kube-system", "exec", "daemonset/sheave", "--", "sheave", "check", "-o", "json"];
+        let said: Value = serde_json::from_str(&self.lab.said(&check)?).context("sheave check says no JSON")?;
+        let found = said["items"].as_array().into_iter().flatten().find(|item| item["name"] == "kube-proxy");
+        ensure!(found.is_none(), "sheave check has found it: {}", found.unwrap_or_default());
+        Ok(())
+    }
+
+    fn restart(&self) -> Result<()> {
+        self.lab.said(&["-n", "kube-system", "rollout", "restart", "daemonset/sheave"])?;
+        proxy::rolled_out(&self.lab, "sheave")
     }
 
     fn let_in(&self) -> Result<()> {
