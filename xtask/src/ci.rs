@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use crate::{
     cluster, kubernetes, root, setup,
     suites::Args,
-    tally::{Tally, UNSTEADY},
+    tally::{SKIPPED, Tally, UNSTEADY},
 };
 
 /// What a stage takes on two cores when everything it needs is there, generously.
@@ -55,7 +55,7 @@ pub fn run(args: &Args, budget: Duration) {
 
     let stages = [tests, kernels, cluster];
     println!();
-    stages.iter().flat_map(|stage| &stage.unsteady).for_each(|line| println!("{line}"));
+    stages.iter().flat_map(|stage| &stage.remarks).for_each(|line| println!("{line}"));
     println!("{:<8} {}", "STAGE", Tally::heads());
     let mut total = Tally::default();
     for stage in &stages {
@@ -82,8 +82,8 @@ fn programs() -> Vec<&'static str> {
 struct Stage {
     name: &'static str,
     tally: Tally,
-    /// What it said of tests that failed at first.
-    unsteady: Vec<String>,
+    /// What it said of tests that failed at first or were left out: nobody reads all the rest.
+    remarks: Vec<String>,
 }
 
 impl Stage {
@@ -91,7 +91,7 @@ impl Stage {
     fn run(name: &'static str, command: &str) -> Self {
         println!("━━ {name}: cargo xtask {command}");
         let start = Instant::now();
-        let mut stage = Self { tally: Tally::default(), unsteady: Vec::new(), name };
+        let mut stage = Self { tally: Tally::default(), remarks: Vec::new(), name };
         stage.tally = stage.watch(command).unwrap_or_else(|error| {
             println!("{name}: {error:#}");
             Self::failed(name).tally
@@ -102,12 +102,12 @@ impl Stage {
     }
 
     fn failed(name: &'static str) -> Self {
-        Self { name, tally: Tally { failed: 1, ..Tally::default() }, unsteady: Vec::new() }
+        Self { name, tally: Tally { failed: 1, ..Tally::default() }, remarks: Vec::new() }
     }
 
     fn too_late(name: &'static str, left: Duration) -> Self {
-        println!("SKIPPED {name}: only {} min are left; a second run finds everything built", left.as_secs() / 60);
-        Self { name, tally: Tally::skipped(1), unsteady: Vec::new() }
+        let why = format!("only {} min are left; a second run finds everything built", left.as_secs() / 60);
+        Self { name, tally: Tally::skipped(1), remarks: vec![format!("{SKIPPED}{name}: {why}")] }
     }
 
     fn watch(&mut self, command: &str) -> Result<Tally> {
@@ -116,8 +116,8 @@ impl Stage {
         for line in BufReader::new(child.stdout.take().context("no stdout")?).split(b'\n') {
             last = String::from_utf8_lossy(&line?).into_owned();
             println!("{:<8}│ {last}", self.name);
-            if last.starts_with(UNSTEADY) {
-                self.unsteady.push(last.clone());
+            if last.starts_with(UNSTEADY) || last.starts_with(SKIPPED) {
+                self.remarks.push(last.clone());
             }
         }
         let status = child.wait()?;

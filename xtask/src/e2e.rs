@@ -16,7 +16,7 @@ use self::report::Report;
 use crate::{
     cluster::{self, Lab, LoadBalancer, Proxy, Up},
     kubernetes, root,
-    tally::Tally,
+    tally::{SKIPPED, Tally},
 };
 
 /// Tests that no proxy passes here: they restart nodes or run alone for long, need a protocol that kernels here lack,
@@ -60,7 +60,7 @@ pub struct Args {
 /// When there is no cluster to be had, or the tests could not be run at all.
 pub fn tally(args: &Args) -> Result<Tally> {
     if let Err(error) = cluster::prepare().and_then(|()| kubernetes::programs(&kubernetes::E2E)) {
-        println!("SKIPPED e2e: {error:#}");
+        println!("{SKIPPED}e2e: {error:#}");
         return Ok(Tally::skipped(1));
     }
     let report = with_cluster(args);

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     ci, kubernetes, lint, root,
     setup::{self, Toolchain},
-    tally::{Tally, UNSTEADY},
+    tally::{SKIPPED, Tally, UNSTEADY},
 };
 
 /// What to test.
@@ -227,7 +227,7 @@ fn count(lines: &[String], status: ExitStatus) -> Tally {
             tally.skipped += number(result, "ignored").unwrap_or(0);
         }
     }
-    let skipped = lines.iter().filter(|line| line.starts_with("SKIPPED ")).count().min(tally.passed);
+    let skipped = lines.iter().filter(|line| line.starts_with(SKIPPED)).count().min(tally.passed);
     tally.passed -= skipped; // libtest knows no skipping at run time: such a test "passed"
     tally.skipped += skipped;
     if !status.success() && tally.failed == 0 {

@@ -23,6 +23,9 @@ pub struct Tally {
 /// Begins a line that names what failed at first and held when it was tried again. Such a fault is one still.
 pub const UNSTEADY: &str = "UNSTEADY ";
 
+/// Begins a line that names what this machine cannot run, and why.
+pub const SKIPPED: &str = "SKIPPED ";
+
 impl AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
         self.passed += other.passed;

@@ -30,7 +30,7 @@ use crate::{
     root,
     setup::{self, Toolchain},
     suites::{self, Binary},
-    tally::Tally,
+    tally::{SKIPPED, Tally},
 };
 
 /// Programs of the workspace that tests start.
@@ -70,7 +70,7 @@ pub fn tally(args: &Args) -> Result<Tally> {
     let emulator = match Emulator::find() {
         Ok(emulator) => emulator,
         Err(error) => {
-            println!("SKIPPED vm: no QEMU: {error:#}");
+            println!("{SKIPPED}vm: no QEMU: {error:#}");
             return Ok(Tally::skipped(chosen.len()));
         }
     };

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 
 use super::machine::Run;
-use crate::tally::{Tally, UNSTEADY};
+use crate::tally::{SKIPPED, Tally, UNSTEADY};
 
 /// Shown of the console of a machine in which something failed.
 const TAIL: usize = 120;
@@ -109,7 +109,7 @@ fn outcomes(lines: &[String]) -> BTreeMap<String, Outcome> {
                 }
             }
             command = None;
-        } else if let Some(test) = line.strip_prefix("SKIPPED ").and_then(|rest| rest.split(':').next()) {
+        } else if let Some(test) = line.strip_prefix(SKIPPED).and_then(|rest| rest.split(':').next()) {
             skipped.push(test);
         } else if let (Some(command), Some((test, result))) =
             (command, line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")))
