@@ -23,7 +23,6 @@ pub mod objects;
 pub mod other_build;
 pub mod packet;
 pub mod packet_model;
-pub mod packet_traffic;
 pub mod pair;
 pub mod place;
 pub mod tap;

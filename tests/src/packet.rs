@@ -240,6 +240,20 @@ impl Draft {
         let mut body = if v6 { vec![1, 4] } else { vec![3, 3] };
         body.extend([0; 6]);
         body.extend(&about[..quote.min(about.len())]);
+        self.icmp(body)
+    }
+
+    /// An echo request from `src` to `dst` with the payload.
+    #[must_use]
+    pub fn echo(&self) -> Vec<u8> {
+        let v6 = self.src.is_ipv6();
+        let head = [if v6 { 128 } else { 8 }, 0, 0, 0, 0, 1, 0, 1];
+        self.icmp([&head, &*self.payload].concat())
+    }
+
+    /// An ICMP message, its checksum made good.
+    fn icmp(&self, mut body: Vec<u8>) -> Vec<u8> {
+        let v6 = self.src.is_ipv6();
         let proto = if v6 { ICMPV6 } else { ICMP };
         let start = if v6 { pseudo(self.src.ip(), self.dst.ip(), proto, body.len()) } else { 0 };
         let check = !u16::try_from(sum(start, &body)).unwrap_or(0);
@@ -316,7 +330,7 @@ mod tests {
                     if ip.fragment == 0 {
                         assert_eq!(ports(&bytes, ip.l4), Some((1, 2)), "{draft:?}");
                     }
-                    assert!(is_sound(&draft.error(&bytes[ETH..], 48)), "{draft:?}");
+                    assert!(is_sound(&draft.error(&bytes[ETH..], 48)) && is_sound(&draft.echo()), "{draft:?}");
                     let mut broken = bytes;
                     broken[ETH + 15] ^= 1;
                     assert!(!is_sound(&broken) || fragment.is_some() || proto == SCTP, "{draft:?}");

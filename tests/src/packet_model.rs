@@ -1,386 +1,375 @@
-//! The packet path in plain Rust: what a packet should become, given the flows so far.
+//! The packet path in plain Rust: what should become of a packet, given what is configured and the flows so far. Written
+//! from the rules, whose row ids it cites, and held against the programs by `tests/packet_model.rs`, packet by packet.
+//!
+//! Ingress changes destinations: a frontend's into a backend's, this node's into that of the client which it stands for.
+//! Egress changes sources: a masqueraded client's into this node's, a backend's into the frontend's.
+
+pub mod fate;
+pub mod programs;
+pub mod shape;
+pub mod traffic;
+pub mod world;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
 };
 
-use crate::packet::{self, ACK, ETH, FIN, ICMP, ICMPV6, Ip, RST, SCTP, SYN, TCP, UDP};
+use self::{
+    fate::{Came, Fate, Hook, Outcome, Verdict, Why},
+    shape::{Ends, Fragments, Shape, pong},
+    world::{Endpoint, Kind, Net, PORTS, Scope, TAKEN, Whose, Without, World},
+};
+use crate::packet::{self, ETH, FIN, ICMP, ICMPV6, RST, SCTP, TCP, UDP};
 
-/// What a frontend does with new flows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// To a backend.
-    Forward {
-        /// Which.
-        backend: SocketAddr,
-        /// It does not see the client.
-        hidden: bool,
-    },
-    /// The same, hidden, for clients of one address only.
-    Guarded {
-        /// Which.
-        backend: SocketAddr,
-        /// Whose.
-        client: IpAddr,
-    },
-    /// Refused.
-    Reject,
-    /// Silence.
-    Drop,
-}
-
-/// A packet whose client is to be hidden as it leaves.
-pub const MASQUERADE: u32 = 0x800;
-/// A reply whose client was found.
-pub const REPLY: u32 = 0x1000;
-
-/// What becomes of a packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// Not a bit changes, and others see it.
-    Untouched,
-    /// Goes on with these bytes; checksums aside.
-    Changed(Vec<u8>),
-    /// Goes on from a free port of this node; tell the model which by [`Model::hide`].
-    Hidden(Hidden),
-    /// Is dropped.
-    Dropped,
-    /// Comes back as a RST.
-    Reset,
-}
-
-/// A flow whose client gets a port of this node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hidden {
-    /// Protocol.
-    pub proto: u8,
-    /// Who is hidden.
-    pub client: SocketAddr,
-    /// From whom.
-    pub backend: SocketAddr,
-}
-
-/// A protocol and the two ends of a packet, source first.
-type Ends = (u8, SocketAddr, SocketAddr);
-
+/// Where the packets of a client go.
 #[derive(Clone, Copy, Debug)]
 struct Dial {
+    service: usize,
     backend: SocketAddr,
-    hidden: bool,
+    is_masqueraded: bool,
+    /// TCP flags so far.
     seen: u8,
 }
 
+/// Where replies seem to come from.
 #[derive(Clone, Copy, Debug)]
 struct Reply {
     frontend: SocketAddr,
     seen: u8,
 }
 
-/// A packet with ports, or an ICMP error with those of the answer to what it quotes.
-#[derive(Clone, Copy, Debug)]
-struct Parsed {
-    src: SocketAddr,
-    dst: SocketAddr,
-    proto: u8,
-    tcp: u8,
-    outer: Ip,
-    quoted: Option<Ip>,
-    is_later: bool,
-}
-
-/// Source, destination, number, protocol, and whether it arrived.
-type FragmentKey = (IpAddr, IpAddr, u32, u8, bool);
-
-/// The state.
-#[derive(Debug, Default)]
+/// What is configured, and what has been seen.
+#[derive(Debug)]
 pub struct Model {
-    /// Frontends.
-    pub rules: HashMap<(u8, SocketAddr), Rule>,
-    /// Addresses whose unknown ports are refused.
-    pub guarded: Vec<IpAddr>,
-    /// Addresses of this node, the first of each family lent to hidden clients.
-    pub node: Vec<IpAddr>,
-    /// First and last port that hide clients.
-    pub ports: (u16, u16),
+    /// What is configured.
+    pub world: World,
+    /// Client and frontend → backend, at ingress.
     dials: HashMap<Ends, Dial>,
+    /// Backend and client → frontend, at egress.
     replies: HashMap<Ends, Reply>,
-    hides: HashMap<Ends, SocketAddr>,
+    /// Client and backend → this node, at egress.
+    masquerades: HashMap<Ends, SocketAddr>,
+    /// Backend and this node → client, at ingress.
     returns: HashMap<Ends, SocketAddr>,
-    /// Ports of the first fragment.
-    fragments: HashMap<FragmentKey, (u16, u16)>,
+    fragments: Fragments,
+    /// Service and client → the backends that it may be bound to: one, once a packet has shown which.
+    bound: HashMap<(usize, IpAddr), BTreeSet<Endpoint>>,
+    /// Whether a client was ever masqueraded, and whether one was not: else there is nothing to look for.
     masqueraded: bool,
     plain: bool,
 }
 
-fn is_closed(dial: u8, reply: u8) -> bool {
-    (dial | reply) & RST != 0 || dial & reply & FIN != 0
-}
-
 impl Model {
-    /// Without rules.
+    /// Without flows.
     #[must_use]
-    pub fn new(ports: (u16, u16)) -> Self {
-        Self { ports, ..Self::default() }
-    }
-
-    /// Forgets all flows.
-    pub fn clear(&mut self) {
-        let Self { rules, guarded, node, ports, .. } = std::mem::take(self);
-        *self = Self { rules, guarded, node, ports, ..Self::default() };
-    }
-
-    /// A packet arrives from a client or, with `from_workload`, from a workload whose sockets we see. The second answer
-    /// is the mark.
-    pub fn ingress(&mut self, bytes: &[u8], mark: u32, from_workload: bool) -> (Fate, u32) {
-        let untouched = (Fate::Untouched, mark);
-        if from_workload && !self.masqueraded {
-            return untouched;
-        }
-        let Some(p) = self.parse(bytes, false) else { return untouched };
-        let ends = (p.proto, p.src, p.dst);
-        let is_error = p.quoted.is_some();
-        let is_our_port = (self.ports.0..=self.ports.1).contains(&p.dst.port()) || p.proto == SCTP;
-        let returning = self.returns.get(&ends).copied();
-        if from_workload && !is_error {
-            return match returning.filter(|_| is_our_port) {
-                Some(client) => self.arrive(bytes, &p, client, mark | REPLY),
-                None => untouched,
-            };
-        }
-        let is_new = !is_error && !p.is_later && (p.proto != TCP || p.tcp & (SYN | ACK) == SYN);
-        if !is_new {
-            if !self.masqueraded && !self.plain {
-                return untouched;
-            }
-            if let Some(dial) = self.dials.get_mut(&ends) {
-                if !is_error {
-                    dial.seen |= p.tcp;
-                }
-                let dial = *dial;
-                return self.forward(bytes, &p, dial, mark);
-            }
-            return match returning {
-                Some(client) => self.arrive(bytes, &p, client, mark | REPLY),
-                None => untouched,
-            };
-        }
-        match returning.filter(|_| p.proto != TCP && is_our_port && self.masqueraded) {
-            Some(client) => self.arrive(bytes, &p, client, mark | REPLY),
-            None => self.dial(bytes, &p, mark),
+    pub fn new(world: World) -> Self {
+        Self {
+            world,
+            dials: HashMap::new(),
+            replies: HashMap::new(),
+            masquerades: HashMap::new(),
+            returns: HashMap::new(),
+            fragments: Fragments::default(),
+            bound: HashMap::new(),
+            masqueraded: false,
+            plain: false,
         }
     }
 
-    fn dial(&mut self, bytes: &[u8], p: &Parsed, mark: u32) -> (Fate, u32) {
-        let ends = (p.proto, p.src, p.dst);
-        let Some(rule) = self.rules.get(&(p.proto, p.dst)).copied() else {
-            return if self.guarded.contains(&p.dst.ip()) {
-                self.refuse(bytes, p, mark)
-            } else {
-                (Fate::Untouched, mark)
-            };
+    /// What should become of a packet at a hook.
+    pub fn fate(&mut self, hook: Hook, came: &Came) -> Fate {
+        match hook {
+            Hook::Ingress => self.ingress(came),
+            Hook::PodIngress => self.ingress_from_workload(came),
+            Hook::Egress => self.egress(came, true),
+            Hook::PodEgress => self.egress(came, false),
+        }
+    }
+
+    fn masquerade_mark(&self) -> u32 {
+        1 << self.world.settings.mark_bit
+    }
+
+    fn reply_mark(&self) -> u32 {
+        2 << self.world.settings.mark_bit
+    }
+
+    // ── Ingress ──
+
+    fn ingress(&mut self, came: &Came) -> Fate {
+        let Some(p) = Shape::read(came.bytes, &self.fragments, false) else { return self.ping(came) };
+        if !p.may_open() {
+            return self.follow(came, &p);
+        }
+        match self.returned(&p).filter(|_| p.proto != TCP) {
+            Some(client) => self.arrive(came, &p, client, self.reply_mark(), Why::Returned),
+            None => self.dial(came, &p),
+        }
+    }
+
+    /// Workloads' sockets dial backends: what they send can only be a reply to a masqueraded client.
+    fn ingress_from_workload(&mut self, came: &Came) -> Fate {
+        let shape = Shape::read(came.bytes, &self.fragments, false).filter(|_| self.masqueraded);
+        let Some(p) = shape else { return came.untouched(Why::Foreign) };
+        if p.quoted.is_some() {
+            return self.follow(came, &p);
+        }
+        match self.returned(&p) {
+            Some(client) => self.arrive(came, &p, client, self.reply_mark(), Why::Returned),
+            None => came.untouched(Why::Foreign),
+        }
+    }
+
+    fn ping(&self, came: &Came) -> Fate {
+        let is_answered = |ip| self.world.settings.answer_pings && self.world.has(ip, |kind| kind == Kind::ClusterIp);
+        match pong(came.bytes, is_answered) {
+            Some(reply) => came.answered(reply, Why::Pinged),
+            None => came.untouched(Why::Foreign),
+        }
+    }
+
+    /// The client that a packet to one of the masquerading ports is for. SCTP keeps the client's port, whatever it is.
+    fn returned(&self, p: &Shape) -> Option<SocketAddr> {
+        let is_ours = (PORTS.0..=PORTS.1).contains(&p.dst.port()) || p.proto == SCTP;
+        self.returns.get(&p.ends()).copied().filter(|_| self.masqueraded && is_ours)
+    }
+
+    /// What opens nothing belongs to a flow, or is nobody's business.
+    fn follow(&mut self, came: &Came, p: &Shape) -> Fate {
+        if !self.masqueraded && !self.plain {
+            return came.untouched(Why::Foreign);
+        }
+        if let Some(dial) = self.dials.get_mut(&p.ends()) {
+            dial.seen |= p.tcp;
+            let dial = *dial;
+            return self.forward(came, p, dial, Why::Followed);
+        }
+        match self.returns.get(&p.ends()).copied() {
+            Some(client) => self.arrive(came, p, client, self.reply_mark(), Why::Returned),
+            None => came.untouched(Why::Foreign),
+        }
+    }
+
+    /// A SYN, or any datagram.
+    fn dial(&mut self, came: &Came, p: &Shape) -> Fate {
+        let Some((service, kind)) = self.world.frontend(p.proto, p.dst) else { return self.unknown(came, p) };
+        if let Some(dial) = self.dials.get(&p.ends()).copied().filter(|dial| self.is_current(p, dial, service)) {
+            self.dials.insert(p.ends(), Dial { seen: dial.seen | p.tcp, ..dial });
+            return self.forward(came, p, dial, Why::Followed);
+        }
+        if kind == Kind::NodePort && p.proto == UDP && self.world.awaited.contains(&(p.src, p.dst)) {
+            return came.untouched(Why::Awaited);
+        }
+        if kind == Kind::LoadBalancer && self.world.services[service].admits.is_some_and(|ip| ip != p.src.ip()) {
+            return came.dropped(Why::SourceRange);
+        }
+        let whose = self.world.whose(p.src.ip());
+        if kind == Kind::ClusterIp && whose == Whose::Nobodys && self.world.settings.inside_only {
+            return came.dropped(Why::FromOutside);
+        }
+        // DL-1: a pod of another node was served as one of this cluster there, or was not to be.
+        let scope = match kind {
+            Kind::ClusterIp => Scope::Cluster,
+            _ if whose == Whose::Own => Scope::Inside,
+            _ => Scope::Outside,
         };
-        if let Some(dial) = self.dials.get(&ends).copied() {
-            let reply = self.replies.get(&(p.proto, dial.backend, p.src)).map_or(0, |reply| reply.seen);
-            let is_closing = p.proto == TCP && (dial.seen | reply) & (FIN | RST) != 0;
-            if !is_closing {
-                self.dials.insert(ends, Dial { seen: dial.seen | p.tcp, ..dial });
-                return self.forward(bytes, p, dial, mark);
-            }
+        match self.world.services[service].endpoints(scope) {
+            Ok(endpoints) => self.open(came, p, service, kind, endpoints),
+            Err(Without::Any) => self.refuse(came, p, Why::NoEndpoint),
+            Err(Without::Local) => came.dropped(Why::NoLocalEndpoint),
         }
-        let (backend, hidden) = match rule {
-            Rule::Forward { backend, hidden } => (backend, hidden),
-            Rule::Guarded { backend, client } if client == p.src.ip() => (backend, true),
-            Rule::Guarded { .. } | Rule::Drop => return (Fate::Dropped, mark),
-            Rule::Reject => return self.refuse(bytes, p, mark),
+    }
+
+    /// What dials no frontend.
+    fn unknown(&mut self, came: &Came, p: &Shape) -> Fate {
+        let ip = p.dst.ip();
+        if self.world.has(ip, |kind| kind == Kind::ClusterIp) {
+            return self.refuse(came, p, Why::UnknownPort);
+        }
+        if Net::Services.contains(ip) {
+            return came.dropped(Why::UnknownAddress);
+        }
+        let is_virtual = self.world.has(ip, |kind| matches!(kind, Kind::LoadBalancer | Kind::ExternalIp));
+        let is_sent_on = ip != Net::Virtual.ip(ip.is_ipv6(), TAKEN);
+        if is_virtual && is_sent_on && self.world.whose(p.src.ip()) != Whose::Own {
+            return self.refuse(came, p, Why::Stray);
+        }
+        came.untouched(Why::Foreign)
+    }
+
+    /// Whether what may open a flow goes on with one: its backend still serves, and TCP is not closing (F51).
+    fn is_current(&self, p: &Shape, dial: &Dial, service: usize) -> bool {
+        let mut endpoints = self.world.services[service].endpoints.iter();
+        let serves = endpoints.any(|endpoint| endpoint.at == dial.backend && endpoint.serves);
+        let replies = self.replies.get(&(p.proto, dial.backend, p.src)).map_or(0, |reply| reply.seen);
+        let is_closing = p.proto == TCP && (dial.seen | replies) & (FIN | RST) != 0;
+        dial.service == service && serves && !is_closing
+    }
+
+    /// A new flow: the backend that the client is bound to, else any.
+    fn open(&mut self, came: &Came, p: &Shape, service: usize, kind: Kind, endpoints: Vec<Endpoint>) -> Fate {
+        let is_sticky = self.world.services[service].is_sticky;
+        let among = BTreeSet::from_iter(endpoints);
+        let bound = self.bound.get(&(service, p.src.ip())).filter(|bound| is_sticky && bound.is_subset(&among));
+        let (able, unable): (Vec<_>, Vec<_>) =
+            bound.unwrap_or(&among).iter().copied().partition(|endpoint| self.why_not(p, endpoint.at).is_none());
+        let chosen = able.iter().copied().find(|endpoint| sent_to(came.did) == Some(endpoint.at));
+        let chosen = chosen.or_else(|| able.first().copied().filter(|_| unable.is_empty()));
+        let bound = chosen.map_or_else(|| BTreeSet::from_iter(unable.iter().copied()), |chosen| [chosen].into());
+        if is_sticky {
+            self.bound.insert((service, p.src.ip()), bound);
+        }
+        let Some(endpoint) = chosen else {
+            let why = unable.iter().find_map(|endpoint| self.why_not(p, endpoint.at));
+            return came.dropped(why.unwrap_or(Why::Clash));
         };
+        let dial = self.enter(p, service, kind, &endpoint);
+        self.forward(came, p, dial, Why::Opened)
+    }
+
+    /// Why a flow to this backend cannot be.
+    fn why_not(&self, p: &Shape, backend: SocketAddr) -> Option<Why> {
         if p.proto == SCTP && backend.port() != p.dst.port() {
-            return (Fate::Dropped, mark);
+            return Some(Why::SctpPort);
         }
-        if !self.enter_reply(p, backend) {
-            return (Fate::Dropped, mark);
-        }
-        let dial = Dial { backend, hidden, seen: p.tcp };
-        self.dials.insert(ends, dial);
-        self.masqueraded |= hidden;
-        self.plain |= !hidden || self.node.contains(&backend.ip());
-        self.forward(bytes, p, dial, mark)
+        self.clashes(p, backend).then_some(Why::Clash)
     }
 
-    /// Whether replies from `backend` can be told from those of another flow of this client and port.
-    fn enter_reply(&mut self, p: &Parsed, backend: SocketAddr) -> bool {
-        let back = (p.proto, backend, p.src);
-        if let Some(other) = self.replies.get(&back).filter(|reply| reply.frontend != p.dst) {
-            let dial = self.dials.get(&(p.proto, p.src, other.frontend));
-            if dial.is_some_and(|dial| p.proto != TCP || !is_closed(dial.seen, other.seen)) {
-                return false;
-            }
-        }
-        self.replies.insert(back, Reply { frontend: p.dst, seen: 0 });
-        true
+    /// Whether replies from `backend` could not be told from those of another flow of this client and port.
+    fn clashes(&self, p: &Shape, backend: SocketAddr) -> bool {
+        let other = self.replies.get(&(p.proto, backend, p.src)).filter(|reply| reply.frontend != p.dst);
+        other.is_some_and(|reply| {
+            let dial = self.dials.get(&(p.proto, p.src, reply.frontend));
+            let is_over = |dial: &Dial| (dial.seen | reply.seen) & RST != 0 || dial.seen & reply.seen & FIN != 0;
+            dial.is_some_and(|dial| p.proto != TCP || !is_over(dial))
+        })
     }
 
-    fn refuse(&mut self, bytes: &[u8], p: &Parsed, mark: u32) -> (Fate, u32) {
-        let own = self.node.iter().find(|ip| ip.is_ipv4() == p.src.is_ipv4()).map(|ip| SocketAddr::new(*ip, 0));
-        match (p.proto, own) {
-            (TCP, _) => (Fate::Reset, mark),
-            (UDP, Some(own)) if self.enter_reply(p, own) => {
+    fn enter(&mut self, p: &Shape, service: usize, kind: Kind, endpoint: &Endpoint) -> Dial {
+        let World { settings, workload_programs, .. } = self.world;
+        let whose = self.world.whose(p.src.ip());
+        let is_own = endpoint.at.ip() == World::node(endpoint.at.is_ipv6());
+        let wanted = self.world.services[service].masquerades(&settings, kind, p.src.ip(), whose, endpoint);
+        let is_hairpin = endpoint.at.ip() == p.src.ip();
+        // Without programs on its device, a workload's replies to this node would go astray.
+        let is_masqueraded = wanted && (workload_programs || !endpoint.is_local || is_own || is_hairpin);
+        self.masqueraded |= wanted;
+        // What is masqueraded to a process of this node does not leave: its replies come by as they are.
+        self.plain |= !is_masqueraded || is_own;
+        let dial = Dial { service, backend: endpoint.at, is_masqueraded, seen: p.tcp };
+        self.replies.insert((p.proto, endpoint.at, p.src), Reply { frontend: p.dst, seen: 0 });
+        self.dials.insert(p.ends(), dial);
+        dial
+    }
+
+    /// TCP at once, with a RST; a datagram by this node's kernel, on a port where nobody can listen; SCTP not at all.
+    fn refuse(&mut self, came: &Came, p: &Shape, why: Why) -> Fate {
+        let nobody = SocketAddr::new(World::node(p.src.is_ipv6()), 0);
+        match p.proto {
+            TCP => came.answered(p.reset(), why),
+            UDP if self.clashes(p, nobody) => came.dropped(Why::Clash),
+            UDP => {
+                self.replies.insert((p.proto, nobody, p.src), Reply { frontend: p.dst, seen: 0 });
                 self.plain = true;
-                self.arrive(bytes, p, own, mark)
+                self.arrive(came, p, nobody, 0, why)
             }
-            _ => (Fate::Dropped, mark),
+            _ => came.dropped(why),
         }
     }
 
-    fn forward(&mut self, bytes: &[u8], p: &Parsed, dial: Dial, mark: u32) -> (Fate, u32) {
-        self.arrive(bytes, p, dial.backend, if dial.hidden { mark | MASQUERADE } else { mark })
+    fn forward(&mut self, came: &Came, p: &Shape, dial: Dial, why: Why) -> Fate {
+        let mark = if dial.is_masqueraded { self.masquerade_mark() } else { 0 };
+        self.arrive(came, p, dial.backend, mark, why)
     }
 
-    /// A packet leaves through a device with clients behind it, or towards workloads.
-    pub fn egress(&mut self, bytes: &[u8], mark: u32, to_clients: bool) -> (Fate, u32) {
-        let ours = mark & (MASQUERADE | REPLY);
-        let mark = mark & !ours;
-        let is_icmp = match packet::version(bytes) {
-            Some(false) => bytes.get(ETH + 9) == Some(&ICMP),
-            Some(true) => bytes.get(ETH + 6) == Some(&ICMPV6),
-            None => false,
-        };
-        if ours == 0 && !((to_clients && self.plain) || (self.masqueraded && is_icmp)) {
-            return (Fate::Untouched, mark);
+    fn arrive(&mut self, came: &Came, p: &Shape, to: SocketAddr, mark: u32, why: Why) -> Fate {
+        self.fragments.remember(p, false);
+        let Some(bytes) = p.sent_to(to) else { return came.dropped(Why::FalseError) };
+        Came { mark: came.mark | mark, ..*came }.becomes(bytes, of_kind(p, why))
+    }
+
+    // ── Egress ──
+
+    /// Our marks end here. A packet without one can be a reply to a client that we did not masquerade, or what this node
+    /// says of a packet of ours.
+    fn egress(&mut self, came: &Came, to_clients: bool) -> Fate {
+        let ours = came.mark & (self.masquerade_mark() | self.reply_mark());
+        let came = &Came { mark: came.mark & !ours, ..*came };
+        if ours == 0 && !((to_clients && self.plain) || (self.masqueraded && is_icmp(came.bytes))) {
+            return came.untouched(Why::Foreign);
         }
-        let Some(p) = self.parse(bytes, true) else { return (Fate::Untouched, mark) };
-        let ends = (p.proto, p.src, p.dst);
-        // A packet that is both, of a client that is another one's backend, cannot be: ports differ.
-        if let Some(reply) = self.replies.get_mut(&ends) {
-            if p.quoted.is_none() {
-                reply.seen |= p.tcp;
-            }
+        let Some(p) = Shape::read(came.bytes, &self.fragments, true) else { return came.untouched(Why::Foreign) };
+        if let Some(reply) = self.replies.get_mut(&p.ends()) {
+            reply.seen |= p.tcp;
             let frontend = reply.frontend;
-            return (self.leave(bytes, &p, frontend), mark);
+            return self.leave(came, &p, frontend, Why::Answered);
         }
-        if let Some(seen_as) = self.hides.get(&ends).copied() {
-            return (self.leave(bytes, &p, seen_as), mark);
+        if let Some(seen_as) = self.masquerades.get(&p.ends()).copied() {
+            return self.leave(came, &p, seen_as, Why::Masqueraded);
         }
-        let is_ordinary = p.quoted.is_none() && !p.is_later;
-        if ours & MASQUERADE == 0 || !is_ordinary {
-            return (Fate::Untouched, mark);
+        if ours & self.masquerade_mark() == 0 || !p.is_ordinary() {
+            return came.untouched(Why::Foreign);
         }
-        (Fate::Hidden(Hidden { proto: p.proto, client: p.src, backend: p.dst }), mark)
+        self.masquerade(came, &p)
     }
 
-    /// The ports that may hide a client, and whether all of them are taken.
-    #[must_use]
-    pub fn free_ports(&self, hidden: &Hidden) -> HashSet<u16> {
-        let own = self.node.iter().find(|ip| ip.is_ipv4() == hidden.client.is_ipv4());
-        let is_free = |port: &u16| {
-            own.is_some_and(|own| {
-                let addr = SocketAddr::new(*own, *port);
-                let is_frontend = hidden.proto != SCTP && self.rules.contains_key(&(hidden.proto, addr));
-                !is_frontend && !self.returns.contains_key(&(hidden.proto, hidden.backend, addr))
-            })
+    /// A free port at random (F37).
+    fn masquerade(&mut self, came: &Came, p: &Shape) -> Fate {
+        let node = World::node(p.src.is_ipv6());
+        let ports = if p.proto == SCTP { p.src.port()..=p.src.port() } else { PORTS.0..=PORTS.1 };
+        let is_free = |at: &SocketAddr| {
+            // A frontend would take its replies for new flows.
+            let is_frontend = p.proto != SCTP && self.world.frontend(p.proto, *at).is_some();
+            !is_frontend && !self.returns.contains_key(&(p.proto, p.dst, *at))
         };
-        if hidden.proto == SCTP {
-            return [hidden.client.port()].into_iter().filter(is_free).collect();
+        let free: Vec<_> = ports.map(|port| SocketAddr::new(node, port)).filter(is_free).collect();
+        // The last free one may escape 32 tries, though hardly ever.
+        if free.is_empty() || (free.len() == 1 && came.did.verdict == Verdict::Drop) {
+            return came.dropped(if p.proto == SCTP { Why::SctpPort } else { Why::Exhausted });
         }
-        (self.ports.0..=self.ports.1).filter(is_free).collect()
+        let chosen = free.iter().find(|at| sent_from(came.did) == Some(**at)).unwrap_or(&free[0]);
+        self.masquerades.insert(p.ends(), *chosen);
+        self.returns.insert((p.proto, p.dst, *chosen), p.src);
+        self.leave(came, p, *chosen, Why::Masqueraded)
     }
 
-    /// The client of a flow is hidden behind this port; what the packet becomes.
-    pub fn hide(&mut self, bytes: &[u8], hidden: &Hidden, port: u16) -> Option<Fate> {
-        let own = self.node.iter().find(|ip| ip.is_ipv4() == hidden.client.is_ipv4())?;
-        let seen_as = SocketAddr::new(*own, port);
-        self.hides.insert((hidden.proto, hidden.client, hidden.backend), seen_as);
-        self.returns.insert((hidden.proto, hidden.backend, seen_as), hidden.client);
-        let parsed = self.parse(bytes, true)?;
-        Some(self.leave(bytes, &parsed, seen_as))
-    }
-
-    fn parse(&self, bytes: &[u8], is_leaving: bool) -> Option<Parsed> {
-        let v6 = packet::version(bytes)?;
-        let outer = packet::ip(bytes, ETH, v6)?;
-        let parsed = |ip: &Ip, (src, dst): (u16, u16), tcp| Parsed {
-            src: SocketAddr::new(ip.src, src),
-            dst: SocketAddr::new(ip.dst, dst),
-            proto: ip.proto,
-            tcp,
-            outer,
-            quoted: None,
-            is_later: false,
-        };
-        if outer.fragment != 0 {
-            let key = (outer.src, outer.dst, outer.id, outer.proto, is_leaving);
-            return Some(Parsed { is_later: true, ..parsed(&outer, *self.fragments.get(&key)?, 0) });
-        }
-        let has = |length| bytes.len() >= outer.l4 + length;
-        match outer.proto {
-            TCP if has(20) => Some(parsed(&outer, packet::ports(bytes, outer.l4)?, bytes[outer.l4 + 13])),
-            UDP if has(8) => Some(parsed(&outer, packet::ports(bytes, outer.l4)?, 0)),
-            SCTP if has(12) => Some(parsed(&outer, packet::ports(bytes, outer.l4)?, 0)),
-            ICMP | ICMPV6 => {
-                let kind = *bytes.get(outer.l4)?;
-                let is_error = if v6 { (1..=4).contains(&kind) } else { [3, 11, 12].contains(&kind) };
-                let quoted = packet::ip(bytes, outer.l4 + 8, v6).filter(|_| is_error)?;
-                if quoted.fragment != 0 || ![TCP, UDP, SCTP].contains(&quoted.proto) {
-                    return None;
-                }
-                let about = parsed(&quoted, packet::ports(bytes, quoted.l4)?, 0);
-                Some(Parsed { src: about.dst, dst: about.src, quoted: Some(quoted), ..about })
-            }
-            _ => None,
-        }
-    }
-
-    /// The packet with another destination; an error with another quoted source too.
-    fn arrive(&mut self, bytes: &[u8], p: &Parsed, to: SocketAddr, mark: u32) -> (Fate, u32) {
-        let mut bytes = bytes.to_vec();
-        if let Some(quoted) = p.quoted {
-            if p.outer.dst != p.dst.ip() {
-                return (Fate::Dropped, mark);
-            }
-            set_ip(&mut bytes, &quoted, false, to.ip());
-            set_port(&mut bytes, quoted.l4, to.port());
-        } else if !p.is_later {
-            self.remember(p, false);
-            set_port(&mut bytes, p.outer.l4 + 2, to.port());
-        }
-        set_ip(&mut bytes, &p.outer, true, to.ip());
-        (Fate::Changed(bytes), mark)
-    }
-
-    /// The packet with another source; an error with another quoted destination.
-    fn leave(&mut self, bytes: &[u8], p: &Parsed, from: SocketAddr) -> Fate {
-        let mut bytes = bytes.to_vec();
-        let mut is_its_source = true;
-        if let Some(quoted) = p.quoted {
-            set_ip(&mut bytes, &quoted, true, from.ip());
-            set_port(&mut bytes, quoted.l4 + 2, from.port());
-            is_its_source = p.outer.src == p.src.ip();
-        } else if !p.is_later {
-            self.remember(p, true);
-            set_port(&mut bytes, p.outer.l4, from.port());
-        }
-        if is_its_source {
-            set_ip(&mut bytes, &p.outer, false, from.ip());
-        }
-        Fate::Changed(bytes)
-    }
-
-    fn remember(&mut self, p: &Parsed, is_leaving: bool) {
-        if p.outer.more {
-            let key = (p.outer.src, p.outer.dst, p.outer.id, p.proto, is_leaving);
-            self.fragments.insert(key, (p.src.port(), p.dst.port()));
-        }
+    fn leave(&mut self, came: &Came, p: &Shape, from: SocketAddr, why: Why) -> Fate {
+        self.fragments.remember(p, true);
+        came.becomes(p.sent_from(from), of_kind(p, why))
     }
 }
 
-fn set_ip(bytes: &mut [u8], header: &Ip, is_destination: bool, ip: IpAddr) {
-    let (at, octets) = match ip {
-        IpAddr::V4(v4) => (if is_destination { 16 } else { 12 }, v4.octets().to_vec()),
-        IpAddr::V6(v6) => (if is_destination { 24 } else { 8 }, v6.octets().to_vec()),
-    };
-    bytes[header.at + at..][..octets.len()].copy_from_slice(&octets);
+/// The same reason, as it is called where the packet is no ordinary one.
+fn of_kind(p: &Shape, why: Why) -> Why {
+    match p.quoted {
+        Some(_) => Why::Error,
+        None if p.is_later() => Why::Fragment,
+        None => why,
+    }
 }
 
-fn set_port(bytes: &mut [u8], at: usize, port: u16) {
-    bytes[at..at + 2].copy_from_slice(&port.to_be_bytes());
+fn is_icmp(bytes: &[u8]) -> bool {
+    match packet::version(bytes) {
+        Some(false) => bytes.get(ETH + 9) == Some(&ICMP),
+        Some(true) => bytes.get(ETH + 6) == Some(&ICMPV6),
+        None => false,
+    }
+}
+
+/// The destination that a packet has now.
+fn sent_to(did: &Outcome) -> Option<SocketAddr> {
+    let (ip, (_, port)) = ends(did)?;
+    Some(SocketAddr::new(ip.dst, port))
+}
+
+/// The source that a packet has now.
+fn sent_from(did: &Outcome) -> Option<SocketAddr> {
+    let (ip, (port, _)) = ends(did)?;
+    Some(SocketAddr::new(ip.src, port))
+}
+
+fn ends(did: &Outcome) -> Option<(packet::Ip, (u16, u16))> {
+    let ip = packet::ip(&did.bytes, ETH, packet::version(&did.bytes)?)?;
+    Some((ip, packet::ports(&did.bytes, ip.l4)?)).filter(|_| did.verdict == Verdict::Next)
 }
