@@ -4,12 +4,16 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::SocketAddr,
     process::{Child, ChildStdin, ChildStdout, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::place::{Place, program};
+use crate::{
+    place::{Place, program},
+    wait::{SOON, eventually, throughout},
+};
 
 /// What it answers to every line (TCP) and every datagram (UDP).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +63,30 @@ impl Echo {
     pub fn seen(&mut self) -> Result<u64> {
         self.orders.write_all(b"seen\n")?;
         Ok(self.line()?.parse()?)
+    }
+
+    /// Waits until it has seen ten more. `what` says so.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn reached(&mut self, what: &str) -> Result<()> {
+        let before = self.seen()?;
+        eventually(what, SOON, || {
+            ensure!(self.seen()? > before + 10, "too few");
+            Ok(())
+        })
+    }
+
+    /// Watches that it sees nothing more, for a while.
+    ///
+    /// # Errors
+    /// When it does.
+    pub fn unreached(&mut self) -> Result<()> {
+        let before = self.seen()?;
+        throughout(Duration::from_millis(300), || {
+            ensure!(self.seen()? == before, "it is reached");
+            Ok(())
+        })
     }
 
     fn line(&mut self) -> Result<String> {

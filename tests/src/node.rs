@@ -175,8 +175,7 @@ impl Node {
     /// # Errors
     /// When it ends or does not get ready; its log is in the message.
     pub fn agent_of(&self, kubeconfig: &Path) -> Result<Agent> {
-        let paths = Paths { kubeconfig: Some(kubeconfig.to_owned()), ..self.paths.clone() };
-        Agent::start(&self.name, &self.host, &paths, &[])
+        self.agent_at(&Paths { kubeconfig: Some(kubeconfig.to_owned()), ..self.paths.clone() })
     }
 
     /// The same, of another build of `sheave`.
@@ -184,8 +183,15 @@ impl Node {
     /// # Errors
     /// When it ends or does not get ready; its log is in the message.
     pub fn agent_built_as(&self, program: &Path) -> Result<Agent> {
-        let paths = Paths { program: Some(program.to_owned()), ..self.paths.clone() };
-        Agent::start(&self.name, &self.host, &paths, &[])
+        self.agent_at(&Paths { program: Some(program.to_owned()), ..self.paths.clone() })
+    }
+
+    /// The same, with other paths than [`paths`](Self::paths).
+    ///
+    /// # Errors
+    /// When it ends or does not get ready; its log is in the message.
+    pub fn agent_at(&self, paths: &Paths) -> Result<Agent> {
+        Agent::start(&self.name, &self.host, paths, &[])
     }
 
     /// Where the node's agent keeps things.

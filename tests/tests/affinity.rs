@@ -166,7 +166,7 @@ fn a04_switched_off_and_on_live() -> Result<()> {
             spread("None again")?;
         }
     }
-    assert!(pins.len() > 1, "8.1: switched on it starts empty, so eight choices among four differ: {pins:?}");
+    assert!(pins.len() > 1, "F24: switched on it starts empty, so eight choices among four differ: {pins:?}");
     Ok(())
 }
 

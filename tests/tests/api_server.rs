@@ -98,7 +98,7 @@ fn an_api_server_comes_and_goes() -> Result<()> {
     api.apply(&[&service("web", 20, 80), &slice("web", &[1])])?;
     api.stop();
 
-    // 14.5: started while the API server is away.
+    // Started while the API server is away.
     let (_background, mut told) = watch(&api)?;
     let is_missed = |told: &Told| told.source.problems.iter().all(|problem| problem.contains("Connection refused"));
     told.until("missed", SOON, |told| told.source.problems.len() == 4 && is_missed(told))?;
@@ -107,7 +107,7 @@ fn an_api_server_comes_and_goes() -> Result<()> {
     told.until_lines("found", SOON, &["web 80/TCP 10.244.1.1:8080"])?;
     told.until("in step", SOON, |told| told.state.is_synced() && told.source.problems.is_empty())?;
 
-    // 14.5: restarted; refusals and 403s until it is itself again. Nothing is lost, and a change is seen within seconds.
+    // Restarted; refusals and 403s until it is itself again. Nothing is lost, and a change is seen within seconds.
     let known = told.updates.len();
     api.stop();
     told.until("missed again", SOON, |told| !told.source.problems.is_empty())?;

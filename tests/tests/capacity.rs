@@ -1,6 +1,9 @@
-//! Case 34: more than the maps hold. What fits works whole, what does not is said.
+//! More than the maps hold. What fits works whole, what does not is said.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use sheave_tests::{
     client::Way,
     lab::Lab,
@@ -11,6 +14,7 @@ use sheave_tests::{
 const SERVICES: u8 = 200;
 const BACKENDS: u8 = 20;
 
+/// Case 34.
 #[test]
 fn case_34_a_service_works_whole_or_is_marked_as_left_out() -> Result<()> {
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
@@ -71,4 +75,74 @@ fn case_34_a_service_works_whole_or_is_marked_as_left_out() -> Result<()> {
     })?;
     assert_eq!(check()?, 50);
     Ok(())
+}
+
+/// `--max-source-ranges`: a Service whose ranges do not fit admits nobody at its load balancer's address, and says why;
+/// all else of it, and the others, work. With fewer ranges it works without a restart.
+#[test]
+fn a_service_whose_source_ranges_do_not_fit_is_marked() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let _server = lab.n1().server(10, "A")?;
+    lab.route("203.0.113.0/24", lab.n1())?;
+    let agent = lab.n1().agent_with(&["--max-source-ranges=8"])?;
+    let service = |name: &str, number: u8, ranges: u8| {
+        let ranges: Vec<_> = (0..ranges).map(|n| format!("198.51.{}.0/24", 100 + n)).collect();
+        let service = Svc::web(name, &format!("10.96.0.{number}")).ingress(&format!("203.0.113.{number}"), "VIP");
+        service.set("loadBalancerSourceRanges", json!(ranges))
+    };
+    let slices = ["few", "many"].map(|name| Slice::web(name).ready("10.244.1.10", "n1"));
+    // Each is there for TCP and for UDP.
+    lab.apply(&[&slices[0], &slices[1], &service("few", 21, 2)])?;
+    agent.until_programmed("few")?;
+    lab.apply(&[&service("many", 22, 5)])?;
+    eventually("what does not fit is said", SOON, || {
+        let status = agent.status()?;
+        ensure!(status.health == "degraded", "{status:?}");
+        ensure!(status.problems.iter().any(|problem| problem.contains("--max-source-ranges")), "{:?}", status.problems);
+        Ok(())
+    })?;
+    let mut outside = lab.outside.client()?;
+    outside.patience = Duration::from_secs(1);
+    for (to, is_served) in [("203.0.113.21:80", true), ("203.0.113.22:80", false)] {
+        let said = outside.outcome(Way::Tcp, to)?;
+        assert_eq!(said == "A", is_served, "{to}: {said}");
+    }
+    lab.apply(&[&service("many", 22, 2)])?;
+    eventually("fewer ranges fit", SOON, || {
+        let status = agent.status()?;
+        ensure!(status.health == "ok", "{:?}", status.problems);
+        ensure!(outside.outcome(Way::Tcp, "203.0.113.22:80")? == "A", "not yet");
+        Ok(())
+    })
+}
+
+/// `--max-peers`: of more sockets than it remembers those that spoke last are still answered from the Service's address,
+/// and the status says how full the map is.
+#[test]
+fn with_more_peers_than_fit_those_that_spoke_last_are_remembered() -> Result<()> {
+    const PEERS: usize = 128;
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let _server = lab.n1().server(10, "A")?;
+    let mut agent = lab.n1().agent_with(&[&format!("--max-peers={PEERS}")])?;
+    lab.apply(&[&Svc::web("web", "10.96.0.21"), &Slice::web("web").ready("10.244.1.10", "n1")])?;
+    lab.settle(&agent)?;
+    let (client, to) = (lab.n1().host.client()?, "10.96.0.21:80".parse()?);
+    let mut sockets = Vec::new();
+    for _ in 0..3 * PEERS {
+        let socket = client.open(Way::UdpSendto, to, None)?;
+        assert_eq!(socket.ask_at(to)?.source, to, "number {}", sockets.len());
+        sockets.push(socket);
+    }
+    for socket in &sockets {
+        assert_eq!(socket.ask_at(to)?.source, to, "one that was forgotten is remembered when it speaks");
+    }
+    // It counts at its start, and every now and then.
+    agent.kill()?;
+    agent.launch()?;
+    eventually("the status says how full it is", SOON, || {
+        let status = agent.status()?;
+        let peers = status.maps.iter().find(|map| map.flag == "--max-peers").context("no such map")?;
+        ensure!(peers.capacity == PEERS as u64 && peers.used > PEERS as u64 / 4, "{peers:?}");
+        Ok(())
+    })
 }

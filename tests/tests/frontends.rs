@@ -210,7 +210,7 @@ fn owner(agent: &Agent, frontend: (&str, u16), names: [&str; 2]) -> Result<Strin
     Ok(owners.remove(0))
 }
 
-/// Cases 12 and 29, 14.5: the older Service has it, on every node, after every restart; and no backend of another.
+/// Cases 12 and 29: the older Service has it, on every node, after every restart; and no backend of another.
 #[test]
 fn a_contested_address_has_one_owner_everywhere() -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };

@@ -1,14 +1,17 @@
 //! What load balancers, kubelets and scrapers ask a node.
 
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
 use anyhow::{Result, ensure};
 use sheave_agent::observe::health::NOT_READY;
 use sheave_tests::{
+    agent::Paths,
     background::Background,
     client::Way,
     fake_api::{FakeApi, Fault},
     http::get,
     lab::Lab,
-    objects::{self, Slice, Svc},
+    objects::{self, Object as _, Slice, Svc},
     place::{Place, program},
     wait::{SOON, eventually},
 };
@@ -82,7 +85,52 @@ fn a_node_is_not_ready_before_it_has_read_the_cluster() -> Result<()> {
     expect(&lab.outside, "/readyz", 200)
 }
 
-/// 7.2: an account that may not write events is complained about once, and events are all that is missing.
+/// 39 c: the name of the API server cannot be resolved yet. The agent waits, what is pinned serves, and no restart is
+/// needed.
+#[test]
+fn case_39_a_name_that_does_not_resolve_yet_is_waited_for() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    let _server = node.server(10, "A")?;
+    let background = Background::start()?;
+    let (api, kubeconfig) = FakeApi::on(&background, node)?;
+    api.put(&Svc::web("web", "10.96.0.20").text());
+    api.put(&Slice::web("web").ready("10.244.1.10", "n1").text());
+    let (hosts, wrapper) = (node.paths().run.join("hosts"), node.paths().run.join("wrapper"));
+    let text = fs::read_to_string(&kubeconfig)?.replace("127.0.0.1", "api.sheave.test");
+    ensure!(text.contains("//api.sheave.test:"), "{text}");
+    fs::write(&kubeconfig, text)?;
+    let run = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
+    let (own_hosts, sheave) = (hosts.display(), program("sheave")?);
+    fs::write(
+        &wrapper,
+        format!("#!/bin/sh\nexec unshare --mount sh -c '{run}' {own_hosts} {} \"$@\"\n", sheave.display()),
+    )?;
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
+    let paths = Paths { program: Some(wrapper), kubeconfig: Some(kubeconfig), ..node.paths().clone() };
+    let resolves = "127.0.0.1 api.sheave.test\n";
+    fs::write(&hosts, resolves)?;
+    let mut agent = node.agent_at(&paths)?;
+    let client = node.host.client()?;
+    assert_eq!(client.outcome(Way::Tcp, "10.96.0.20:80")?, "A");
+
+    agent.kill()?;
+    fs::write(&hosts, "")?;
+    agent.launch()?;
+    eventually("it says what it waits for", SOON * 3, || {
+        let status = agent.status()?;
+        let is_about_it = |problem: &String| problem.contains("api.sheave.test");
+        ensure!(!status.synced && status.source_problems.iter().any(is_about_it), "{status:?}");
+        Ok(())
+    })?;
+    expect(&lab.outside, "/readyz", 503)?;
+    assert_eq!(client.outcome(Way::Tcp, "10.96.0.20:80")?, "A", "what is pinned serves");
+    fs::write(&hosts, resolves)?;
+    agent.ready()?;
+    expect(&lab.outside, "/readyz", 200)
+}
+
+/// An account that may not write events is complained about once, and events are all that is missing.
 #[test]
 fn refused_events_are_said_once() -> Result<()> {
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
@@ -151,6 +199,31 @@ fn metrics_tell_what_the_node_does() -> Result<()> {
     ensure!(configuration.body.contains(name), "{configuration:?}");
     ensure!(get(&lab.outside, "192.0.2.11:10249", "/metrics").is_err(), "metrics are for this host only");
     Ok(())
+}
+
+/// `--max-metrics-series`: the busiest have series of their own, all count in the total.
+#[test]
+fn no_more_series_than_are_asked_for() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let host = &lab.n1().host;
+    let _server = lab.n1().server(10, "A")?;
+    let agent = lab.n1().agent_with(&["--max-metrics-series=1"])?;
+    for (name, ip) in [("busy", "10.96.0.70"), ("idle", "10.96.0.71")] {
+        lab.apply(&[&Svc::web(name, ip), &Slice::web(name).ready("10.244.1.10", "n1")])?;
+    }
+    lab.settle(&agent)?;
+    let client = host.client()?;
+    let _kept = ["10.96.0.70:80", "10.96.0.70:80", "10.96.0.71:80"].map(|to| client.connect(Way::Tcp, to));
+    eventually("the metrics tell", SOON, || {
+        let page = get(host, "127.0.0.1:10249", "/metrics")?.body;
+        let series = |name: &str| page.lines().filter(|line| line.starts_with(name)).collect::<Vec<_>>();
+        for name in ["sheave_service_connections{", "sheave_backend_connections{"] {
+            let series = series(name);
+            ensure!(series.len() == 1 && series[0].contains(r#"service="busy""#), "{series:?}");
+        }
+        ensure!(series("sheave_connections ") == ["sheave_connections 3.0"], "{:?}", series("sheave_connections "));
+        Ok(())
+    })
 }
 
 #[test]

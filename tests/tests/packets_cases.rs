@@ -59,6 +59,40 @@ fn case_22_datagrams_leave_a_deleted_pod_and_find_the_next() -> Result<()> {
     Ok(())
 }
 
+/// The same when the whole Service is deleted; and when another one gets all its addresses, the same senders reach that.
+#[test]
+fn case_22_datagrams_leave_a_deleted_service_and_find_who_has_its_addresses_next() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let mut servers = [lab.n1().server(10, "old")?, lab.n1().server(11, "new")?];
+    let [old, new] = servers.each_ref().map(|server| server.pod.v4.to_string());
+    let with_ingress = |name: &str| service(name, 35).ingress("203.0.113.35", "VIP");
+    lab.route("203.0.113.0/24", lab.n1())?;
+    lab.apply(&[&with_ingress("stats"), &slice("stats").ready(&old, "n1")])?;
+    lab.settle(&agent)?;
+    let outside = lab.outside.client()?;
+    let mut senders = Vec::new();
+    for to in ["192.0.2.11:30035", "203.0.113.35:80"] {
+        for way in [Way::Udp, Way::UdpSendto] {
+            senders.push(outside.load(way, LoadKind::Send, to, Duration::from_millis(20))?);
+        }
+    }
+    servers[0].echo.reached("the backend gets datagrams")?;
+    lab.delete(&[&with_ingress("stats")])?;
+    lab.settle(&agent)?;
+    let left = servers[0].echo.seen()?;
+    throughout(Duration::from_secs(1), || {
+        ensure!(servers[0].echo.seen()? == left, "the old pod is sent datagrams");
+        Ok(())
+    })?;
+    lab.apply(&[&with_ingress("other"), &slice("other").ready(&new, "n1")])?;
+    while let Some(sender) = senders.pop() {
+        servers[1].echo.reached("the other Service's backend gets datagrams")?;
+        drop(sender); // one less each time: so each of them is among those that reach it
+    }
+    ensure!(servers[0].echo.seen()? == left, "the old pod is sent datagrams again");
+    Ok(())
+}
+
 /// A client that is pinned to a backend which is terminating or gone gets another one, and stays with that.
 #[test]
 fn case_24_affinity_leaves_a_backend_that_terminates() -> Result<()> {

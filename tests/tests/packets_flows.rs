@@ -1,4 +1,4 @@
-//! FLOW rows of `semantics.md` beyond the first, and its settings, with packets from outside.
+//! FLOW rows beyond the first, and the settings of the packet path, with packets from outside.
 
 use std::time::Duration;
 
@@ -69,6 +69,32 @@ fn flow_1_settings_decide_who_is_hidden() -> Result<()> {
             for way in WAYS {
                 reaches(client, way, to, servers).with_context(|| format!("{flags:?}: {from}"))?;
             }
+        }
+        agent.terminate()?;
+    }
+    Ok(())
+}
+
+/// `--mark-bit`: between ingress and egress the kernel sees that bit on what is masqueraded, and the next one on replies;
+/// no other rule of the host may take them for its own.
+#[test]
+fn the_bits_of_the_mark_are_those_that_are_asked_for() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    pair.service("web", 41, &[&pair.b], |s| s)?;
+    let node = pair.lab.n1();
+    let mut outside = pair.lab.outside.client()?;
+    outside.patience = Duration::from_secs(1);
+    for (flags, ours) in [(&[][..], [11, 12]), (&["--mark-bit=20"], [20, 21])] {
+        let mut agent = node.agent_with(flags)?;
+        for bit in [11, 12, 20, 21] {
+            let rule = format!("fwmark {0:#x}/{0:#x} pref 10 blackhole", 1_u32 << bit);
+            node.host.ip(&format!("rule add {rule}"))?;
+            for way in WAYS {
+                let expected = if ours.contains(&bit) { "TIMEOUT" } else { "b" };
+                let said = outside.outcome(way, "192.0.2.11:30041")?;
+                assert_eq!(said, expected, "{flags:?}: {way:?}, what has bit {bit} is dropped by a rule");
+            }
+            node.host.ip(&format!("rule del {rule}"))?;
         }
         agent.terminate()?;
     }

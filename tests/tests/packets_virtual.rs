@@ -62,8 +62,8 @@ fn unknown_ports_of_virtual_addresses_are_refused_to_clients_outside() -> Result
         &node(1),
         &node(2),
     ])?;
-    let mut outside = lab.outside.client()?;
-    outside.patience = Duration::from_secs(1);
+    let (mut outside, mut inside) = (lab.outside.client()?, host.client()?);
+    (outside.patience, inside.patience) = (Duration::from_secs(1), Duration::from_secs(1));
     let mut agent = lab.n1().agent()?;
     for (flags, is_refused) in [(&[][..], true), (&["--refuse-unknown-ports=false"], false)] {
         agent.kill()?;
@@ -73,6 +73,8 @@ fn unknown_ports_of_virtual_addresses_are_refused_to_clients_outside() -> Result
                 let said = outside.outcome(way, to)?;
                 assert_eq!(said == "ECONNREFUSED", is_refused, "{flags:?} {way:?} {to}: {said}");
             }
+            let said = inside.outcome(way, "10.96.0.41:82")?;
+            assert_eq!(said == "ECONNREFUSED", is_refused, "V-4 {flags:?} {way:?} from the node: {said}");
         }
         for (to, name) in [
             ("203.0.113.41:80", "a"),

@@ -188,7 +188,7 @@ fn v5_unallocated_addresses_of_the_service_networks_meet_silence() -> Result<()>
     Ok(())
 }
 
-/// 12.2: the cluster's own objects say which networks those are, one at a time.
+/// SC-1 to SC-4: the cluster's own objects say which networks those are, one at a time.
 #[test]
 fn v5_service_cidrs_come_and_go() -> Result<()> {
     let Some((lab, mut agent)) = Lab::with_agent()? else { return Ok(()) };

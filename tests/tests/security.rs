@@ -107,7 +107,7 @@ fn named_capabilities_suffice_and_are_given_up_after_the_start() -> Result<()> {
     Ok(())
 }
 
-/// 4.5, K07: in the chart's container an agent sees no process beside its own, and pods' namespaces by their names alone;
+/// K07: in the chart's container an agent sees no process beside its own, and pods' namespaces by their names alone;
 /// those of pods that come later, too.
 #[test]
 fn sockets_in_pods_are_closed_with_the_capabilities_of_the_chart() -> Result<()> {

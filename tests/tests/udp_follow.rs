@@ -5,10 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use sheave_tests::{
     client::{Client, LoadKind, Running, Socket, Way},
-    echo::Echo,
     lab::Lab,
     objects::{Slice, Svc},
-    wait::{SOON, eventually, throughout},
+    wait::{SOON, eventually},
 };
 
 const TO: &str = "10.96.0.35:80";
@@ -56,7 +55,7 @@ fn one_on_each(client: &Client) -> Result<[(String, Socket<'_>); 2]> {
     found.try_into().ok().context("two sockets")
 }
 
-/// 10.1: the *serving* endpoints keep their flows; ready and terminating do not matter.
+/// F50: the *serving* endpoints keep their flows; ready and terminating do not matter.
 #[test]
 fn an_unconnected_socket_stays_with_a_backend_that_serves_and_leaves_one_that_does_not() -> Result<()> {
     let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
@@ -109,7 +108,7 @@ fn an_unconnected_socket_stays_with_a_backend_that_serves_and_leaves_one_that_do
     Ok(())
 }
 
-/// 10.1, F50: a flow is a socket and a frontend, as in kube-proxy's conntrack; a resolver that asks two servers in turn
+/// F50: a flow is a socket and a frontend, as in kube-proxy's conntrack; a resolver that asks two servers in turn
 /// stays with one backend of each.
 #[test]
 fn a_socket_that_alternates_between_services_keeps_a_backend_of_each() -> Result<()> {
@@ -206,7 +205,7 @@ fn case_21_a_connected_socket_is_told_when_its_backend_is_removed_and_only_then(
     Ok(())
 }
 
-/// 10.1: an endpoint that stops serving loses its flows as if it were removed.
+/// F50: an endpoint that stops serving loses its flows as if it were removed.
 #[test]
 fn a_connected_socket_leaves_an_endpoint_that_stops_serving() -> Result<()> {
     let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
@@ -260,26 +259,26 @@ fn one_way_senders(change: Change) -> Result<()> {
             senders.push(client.load(way, LoadKind::Send, to, Duration::from_millis(5))?);
         }
     }
-    reached(&mut old.echo, "the backend gets datagrams")?;
+    old.echo.reached("the backend gets datagrams")?;
 
     match change {
         Change::ScaledToZero => lab.apply(&[&ready(&[])])?,
         Change::Deleted => lab.delete(&[&service])?,
     }
-    eventually("nothing reaches the old address", Duration::from_secs(5), || unreached(&mut old.echo))?;
+    eventually("nothing reaches the old address", Duration::from_secs(5), || old.echo.unreached())?;
 
     // An unrelated pod gets the address.
     drop(old.echo);
     lab.n1().remove(old.pod)?;
     let mut unrelated = lab.n1().server(10, "unrelated")?;
-    unreached(&mut unrelated.echo)?;
+    unrelated.echo.unreached()?;
 
     let mut new = lab.n1().server(12, "new")?;
     lab.apply(&[&service, &ready(&["10.244.1.12"])])?;
     lab.settle(&agent)?;
     for (number, sender) in senders.into_iter().enumerate() {
         let before = new.echo.seen()?;
-        reached(&mut new.echo, "the new backend gets datagrams")?;
+        new.echo.reached("the new backend gets datagrams")?;
         drop(sender); // one less each time: so each of them is among those that reach it
         ensure!(new.echo.seen()? > before, "sender {number}");
     }
@@ -318,27 +317,11 @@ fn k07_a_sender_that_came_too_early_reaches_the_first_endpoint() -> Result<()> {
         }
         lab.apply(&[&local, &ready(&[A])])?;
         for sender in senders {
-            reached(&mut server.echo, &format!("{row}: the endpoint gets datagrams"))?;
+            server.echo.reached(&format!("{row}: the endpoint gets datagrams"))?;
             drop(sender);
         }
         lab.delete(&[&local, &ready(&[])])?;
         lab.settle(&agent)?;
     }
     Ok(())
-}
-
-fn reached(echo: &mut Echo, what: &str) -> Result<()> {
-    let before = echo.seen()?;
-    eventually(what, Duration::from_secs(5), || {
-        ensure!(echo.seen()? > before + 10, "too few");
-        Ok(())
-    })
-}
-
-fn unreached(echo: &mut Echo) -> Result<()> {
-    let before = echo.seen()?;
-    throughout(Duration::from_millis(300), || {
-        ensure!(echo.seen()? == before, "it is reached");
-        Ok(())
-    })
 }

@@ -28,7 +28,7 @@ use sheave_tests::{
 
 /// Limit of case 38.
 const SETTLED: Duration = Duration::from_secs(15);
-/// Limit of what a server answers while it is not itself yet (14.5).
+/// Limit of what a server answers while it is not itself yet.
 const SERVED: Duration = Duration::from_secs(5);
 
 /// A fake API server and a source that watches it.
@@ -95,9 +95,9 @@ const CASES: [Case; 12] = [
     ("38 e: an event breaks off", |n, _| if n == 1 { bytes("{\"type\": \"MODIFIED\", \"obj") } else { None }),
     ("an event is no JSON", |n, _| if n == 1 { bytes("<html>busy</html>\n") } else { None }),
     ("watches close at once", |n, _| if n <= 4 { bytes("") } else { None }),
-    ("14.5: 403 after a restart", |n, _| (n <= 2).then_some(Fault::Status(403, "Forbidden"))),
-    ("14.5: 401", |n, _| (n == 1).then_some(Fault::Status(401, "Unauthorized"))),
-    ("14.5: 500", |n, _| (n <= 2).then_some(Fault::Status(500, "InternalError"))),
+    ("restarted: 403", |n, _| (n <= 2).then_some(Fault::Status(403, "Forbidden"))),
+    ("restarted: 401", |n, _| (n == 1).then_some(Fault::Status(401, "Unauthorized"))),
+    ("restarted: 500", |n, _| (n <= 2).then_some(Fault::Status(500, "InternalError"))),
     ("too many requests", |n, _| (n == 1).then_some(Fault::Status(429, "TooManyRequests"))),
     ("an event of a kind to come", |n, _| if n == 1 { bytes("{\"type\": \"NEWS\", \"object\": {}}\n") } else { None }),
 ];
@@ -131,7 +131,7 @@ fn survives((name, fault): Case, streams: bool) -> Result<()> {
     scene.api.delete(&slice("s1", 11));
     scene.api.put(&service("s2"));
     scene.api.put(&slice("s2", 12));
-    let limit = if name.starts_with("14.5") { SERVED } else { SETTLED };
+    let limit = if name.starts_with("restarted") { SERVED } else { SETTLED };
     scene.told.until_lines("settled", limit, &AFTER)?;
     scene.told.until("well again", SETTLED, |told| told.source.problems.is_empty())?;
     ensure!(kept_stayed(&scene.told), "what did not change was taken away: {:?}", scene.told.updates);
@@ -346,7 +346,7 @@ fn asks_for_what_it_needs(streams: bool) -> Result<()> {
     for (id, kind, labels) in [
         ("SK-5", "services", "!service.kubernetes.io/service-proxy-name"),
         ("SK-7", "endpointslices", "!service.kubernetes.io/headless"),
-        ("12.4", "nodes", ""),
+        ("ND-1", "nodes", ""),
     ] {
         let asked = scene.api.asked(kind);
         ensure!(asked[0].field("labelSelector") == labels, "{id}: {asked:?}");

@@ -24,6 +24,7 @@ fn told(engine: &mut Engine<Fake>) -> BTreeSet<String> {
     stale
         .map(|stale| match stale {
             Stale::Backend { service: _, addr, port, proto: proto::UDP } => format!("UDP {}", text(addr, port)),
+            Stale::Backend { service: _, addr, port, proto: proto::SCTP } => format!("SCTP {}", text(addr, port)),
             Stale::Backend { service: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
             Stale::Frontend { service: _, was_silent: _, addr, port, proto: proto::UDP } => text(addr, port),
             Stale::Frontend { service: _, was_silent: _, addr, port, proto: _ } => format!("TCP {}", text(addr, port)),
@@ -91,6 +92,41 @@ fn sockets_follow_the_serving_endpoints() {
     }
 }
 
+/// K01: whatever there is, only flows of the Service that changed end, and of what goes on being served none. That of TCP
+/// and SCTP only what is in no slice any more is named: sockets of the one are closed where the operator wants it, those
+/// of the other not at all.
+#[test]
+fn k01_flows_end_by_protocol_target_and_state_of_the_endpoint() {
+    const STATES: [(&str, &str); 3] = [(".4 R", "10.0.0.4"), (".5 U", "10.0.0.5"), ("", "10.0.0.6")];
+    let ports = |target: u16| format!("t {target}/TCP,u {target}/UDP,s {target}/SCTP");
+    let slices = |name: &str, target, endpoints: &str| slice(&format!("t/{name}-1"), name, &ports(target), endpoints);
+    let ready = ".4 R;.5 R;.6 R";
+    let k01 = svc("t/k01", "172.30.1.1").port("t 8000/TCP").port("u 8000/UDP np 32000").port("s 8000/SCTP np 32000");
+    let k01 = k01.kind("LoadBalancer").external(&["192.168.99.100"]).ingress("1.2.3.4", None);
+    let foreign = svc("t/foreign", "172.30.1.2").port("t 3000/TCP").port("u 3000/UDP").port("s 3000/SCTP");
+    let others = [put(&foreign), slices("foreign", 9090, ready)];
+    let mut engine = start([&[put(&k01), slices("k01", 8080, ready)][..], &others].concat());
+
+    let moved = step(&mut engine, vec![slices("k01", 9090, ready)]);
+    let all = |target: u16| {
+        let of = move |(_, ip): (&str, &str)| ["UDP", "TCP", "SCTP"].map(|proto| format!("{proto} {ip}:{target}"));
+        STATES.into_iter().flat_map(of).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(moved, all(8080), "the old target port is nobody's any more");
+
+    let states: Vec<_> = STATES.iter().map(|(state, _)| *state).filter(|state| !state.is_empty()).collect();
+    let told = step(&mut engine, vec![slices("k01", 9090, &states.join(";"))]);
+    for (ip, state, expected) in [
+        ("10.0.0.4", "serving", &[][..]),
+        ("10.0.0.5", "not serving", &["UDP"]),
+        ("10.0.0.6", "deleted", &["SCTP", "TCP", "UDP"]),
+    ] {
+        let of_it = told.iter().filter_map(|told| told.strip_suffix(&format!(" {ip}:9090"))).collect::<Vec<_>>();
+        assert_eq!(of_it, expected, "{state}");
+    }
+    assert_eq!(told.len(), 4, "{told:?}");
+}
+
 /// K07.
 #[test]
 fn sockets_that_dialled_too_early_are_told_when_there_is_somebody() {
@@ -136,7 +172,7 @@ fn a_successor_tells_what_was_removed_before_it_came() {
     assert_eq!(removed, set(&["UDP 10.0.0.1:8080", "TCP 10.0.0.1:8080", "UDP 10.0.0.7:8080"]));
 }
 
-/// 8.1: switched on again it starts empty, also when the kernel refused to forget at first.
+/// F24: switched on again it starts empty, also when the kernel refused to forget at first.
 #[test]
 fn clients_are_forgotten_when_affinity_ends() {
     let sticky = |seconds| put(&svc("t/a", "10.96.0.20").port("t 80/TCP").affinity(seconds));
