@@ -9,10 +9,7 @@ use std::{
 
 use sheave_ebpf::{
     backend::{Backend, RETIRED},
-    frontend::{
-        FROM_OUTSIDE, Frontend, FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK,
-        KIND_NODE_PORT, KIND_UNKNOWN_PORT,
-    },
+    frontend::{FROM_OUTSIDE, Frontend, FrontendKey},
     meta,
     names::{ServiceName, unpad},
     proto,
@@ -24,6 +21,7 @@ use sheave_ebpf::{
 
 use crate::{
     datapath::Datapath,
+    plan::kind::Kind,
     view::{Items, LbBackendView, LbView},
 };
 
@@ -83,21 +81,23 @@ pub fn views(tables: &(impl ReadTables + ?Sized)) -> Items<LbView> {
 fn rows(tables: &(impl ReadTables + ?Sized), key: FrontendKey, frontend: Frontend) -> Vec<LbView> {
     let row = |scope: &str, choice: Choice| row(tables, key, frontend, scope, choice);
     let choice = |scope| Choice::read(tables, Word(tables.word(word_index(frontend.service, scope))));
-    match frontend.kind {
-        KIND_UNKNOWN_PORT if key.proto == FROM_OUTSIDE => {
+    match Kind::of(frontend.kind) {
+        Some(Kind::UnknownPort) if key.proto == FROM_OUTSIDE => {
             vec![row("external", Choice { verdict: VERDICT_REJECT, weights: BTreeMap::new() })]
         }
-        KIND_UNKNOWN_PORT if key.proto != 0 => {
+        Some(Kind::UnknownPort) if key.proto != 0 => {
             let ping = row("both", Choice { verdict: VERDICT_NONE, weights: BTreeMap::new() });
             vec![LbView { kind: "Ping".to_owned(), verdict: "answer".to_owned(), ..ping }]
         }
-        KIND_UNKNOWN_PORT => vec![row("both", Choice { verdict: VERDICT_REJECT, weights: BTreeMap::new() })],
-        KIND_CLUSTER_IP => vec![row("both", choice(Scope::Cluster))],
-        KIND_LOOPBACK => vec![row("internal", choice(Scope::Inside))],
-        _ => match (choice(Scope::Inside), choice(Scope::Outside)) {
-            (inside, outside) if inside == outside => vec![row("both", inside)],
-            (inside, outside) => vec![row("internal", inside), row("external", outside)],
-        },
+        Some(Kind::UnknownPort) => vec![row("both", Choice { verdict: VERDICT_REJECT, weights: BTreeMap::new() })],
+        Some(Kind::ClusterIp) => vec![row("both", choice(Scope::Cluster))],
+        Some(Kind::Loopback) => vec![row("internal", choice(Scope::Inside))],
+        Some(Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp) | None => {
+            match (choice(Scope::Inside), choice(Scope::Outside)) {
+                (inside, outside) if inside == outside => vec![row("both", inside)],
+                (inside, outside) => vec![row("internal", inside), row("external", outside)],
+            }
+        }
     }
 }
 
@@ -128,11 +128,9 @@ fn row(
     scope: &str,
     choice: Choice,
 ) -> LbView {
-    let named = (frontend.kind != KIND_UNKNOWN_PORT).then(|| tables.name(frontend.service)).flatten();
-    let config = match frontend.kind {
-        KIND_UNKNOWN_PORT => Config::default(),
-        _ => Config(tables.word(config_index(frontend.service))),
-    };
+    let is_a_services = Kind::of(frontend.kind) != Some(Kind::UnknownPort);
+    let named = is_a_services.then(|| tables.name(frontend.service)).flatten();
+    let config = if is_a_services { Config(tables.word(config_index(frontend.service))) } else { Config::default() };
     let mut backends: Vec<(SocketAddr, u32, u32)> = choice
         .weights
         .into_iter()
@@ -146,7 +144,7 @@ fn row(
         address: IpAddr::from(key.addr).to_string(),
         port: u16::from_be(key.port),
         protocol: protocol(key.proto),
-        kind: kind(frontend.kind),
+        kind: text(Kind::of(frontend.kind).map(Kind::name), frontend.kind),
         scope: scope.to_owned(),
         service: named.map(|n| format!("{}/{}", unpad(&n.namespace), unpad(&n.name))),
         port_name: named.map(|n| unpad(&n.port_name).to_owned()),
@@ -183,19 +181,6 @@ pub fn protocol(number: u8) -> String {
         _ => None,
     };
     text(known, number.into())
-}
-
-fn kind(number: u32) -> String {
-    let known = match number {
-        KIND_CLUSTER_IP => Some("ClusterIP"),
-        KIND_NODE_PORT => Some("NodePort"),
-        KIND_LOAD_BALANCER => Some("LoadBalancer"),
-        KIND_EXTERNAL_IP => Some("ExternalIP"),
-        KIND_LOOPBACK => Some("Loopback"),
-        KIND_UNKNOWN_PORT => Some("UnknownPort"),
-        _ => None,
-    };
-    text(known, number)
 }
 
 fn verdict(number: u8) -> String {

@@ -8,6 +8,7 @@ pub mod config;
 pub mod conntrack;
 pub mod datapath;
 pub mod engine;
+pub mod event_loop;
 pub mod exit;
 pub mod lb;
 pub mod lifecycle;

@@ -1,28 +1,21 @@
-//! Wiring and the event loop.
-//!
-//! The engine lives in a thread of its own and is the only writer; sources, the API socket and netlink run on the
-//! main thread and reach it through channels. Every wake-up is one arm of one `select!`.
+//! Wiring: what the agent consists of, in the order in which it may be refused.
 
-use std::{collections::BTreeMap, io, net::IpAddr, path::Path, thread};
+use std::{collections::BTreeMap, io, path::Path, thread};
 
 use anyhow::Context as _;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
-    time::{Instant, sleep_until},
 };
 
 use crate::{
-    api::{self, ApiHandle, Request},
+    api::{self, ApiHandle},
     config,
     datapath::{
         Datapath, Stale,
         host::{addresses, discard, sockets::Closer},
-        programs::{
-            load::{self, Features, Switches},
-            packets::{Control, Orders},
-        },
+        programs::load::{self, Features, Switches},
         tables::{
             filling::{self, Filling},
             kernel::Kernel,
@@ -30,7 +23,8 @@ use crate::{
             pins::Pins,
         },
     },
-    engine::{Engine, EngineOptions, StatusInput},
+    engine::{Engine, EngineOptions},
+    event_loop::EventLoop,
     exit::Refused,
     lifecycle::{
         hooks::{HookOptions, Hooks},
@@ -39,19 +33,16 @@ use crate::{
         traces::Traces,
         upkeep::Upkeep,
     },
-    model::Family,
     observe::{
         events::{self, Event},
-        health::{Moment, SharedHealth},
+        health::SharedHealth,
         health_check::{self, HealthChecks, Http},
         metrics::{Meter, Metrics},
         server::{self, metrics::Exporter, slis::Slis},
     },
-    options::{AgentOptions, FromPods, PodDetection, SourceOptions},
+    options::{AgentOptions, FromPods, SourceOptions},
     reconcile::Reconciler,
-    source::{self, SourceEvent, SourceState, convert::ConvertOptions},
-    timers::Timers,
-    view::FeatureView,
+    source::{self, SourceState, convert::ConvertOptions},
 };
 
 /// Runs the agent until it is told to stop. What is attached stays.
@@ -196,7 +187,7 @@ async fn start(
     let health = SharedHealth::default();
     let filling = Filling::default();
     filling::start(&pins, filling.clone()).context("cannot count the entries of maps")?;
-    let core = Core {
+    let events = EventLoop {
         engine,
         told,
         asked,
@@ -220,7 +211,7 @@ async fn start(
     };
     let engine = thread::Builder::new()
         .name("engine".to_owned())
-        .spawn(move || core.run())
+        .spawn(move || events.run())
         .context("cannot start the engine")?;
 
     let handle = ApiHandle { requests: requests.clone(), version: version.clone() };
@@ -302,183 +293,5 @@ async fn start_source(
             tokio::spawn(source::events::post(cluster, options.node_name.clone(), told));
             Ok(())
         }
-    }
-}
-
-/// What the engine's thread owns.
-struct Core<D> {
-    engine: Engine<D>,
-    told: mpsc::UnboundedReceiver<SourceEvent>,
-    asked: mpsc::Receiver<Request>,
-    interfaces: watch::Receiver<Vec<IpAddr>>,
-    stopped: oneshot::Receiver<()>,
-    bump: watch::Sender<u64>,
-    source: SourceState,
-    /// By object.
-    problems: BTreeMap<String, String>,
-    warnings: Vec<String>,
-    closer: std::sync::mpsc::Sender<Vec<Stale>>,
-    features: Vec<FeatureView>,
-    /// Of the packet path, if there is one.
-    packets: Option<Control>,
-    detection: PodDetection,
-    /// Pods reach SCTP Services packet by packet.
-    sctp_by_packet: bool,
-    health: SharedHealth,
-    upkeep: Upkeep,
-    filling: Filling,
-    meter: Meter,
-    /// The healthCheckNodePorts to be served.
-    health_checks: watch::Sender<HealthChecks>,
-    /// Whether a missing Node object makes this node unhealthy: in a cluster it does, with manifests it is normal.
-    needs_node: bool,
-}
-
-impl<D: Datapath + Counters> Core<D> {
-    fn run(mut self) {
-        match tokio::runtime::Builder::new_current_thread().enable_time().build() {
-            Ok(runtime) => runtime.block_on(self.events()),
-            Err(error) => tracing::error!(%error, "cannot start the engine's timers"),
-        }
-    }
-
-    async fn events(&mut self) {
-        let addresses = self.interfaces.borrow_and_update().clone();
-        self.engine.set_interfaces(addresses);
-        let mut timers = Timers::new(Instant::now());
-        loop {
-            tokio::select! {
-                _ = &mut self.stopped => return,
-                Some(event) = self.told.recv() => {
-                    self.take(event);
-                    // What came together is planned together.
-                    while let Ok(event) = self.told.try_recv() {
-                        self.take(event);
-                    }
-                }
-                changed = self.interfaces.changed(), if self.interfaces.has_changed().is_ok() => {
-                    if changed.is_ok() {
-                        let addresses = self.interfaces.borrow_and_update().clone();
-                        self.engine.set_interfaces(addresses);
-                    }
-                }
-                Some(request) = self.asked.recv() => {
-                    self.answer(request);
-                    continue;
-                }
-                () = sleep_until(timers.next()) => {}
-            }
-            self.health.with(|health| health.requested(&Family::ALL, Moment::now()));
-            self.meter.requested();
-            self.meter.noted(&self.engine.take_noted());
-            let now = Instant::now();
-            if timers.is_full_pass_due(now) {
-                self.engine.resync();
-            }
-            if timers.is_rest_over(now) {
-                self.engine.reclaim();
-            }
-            let (due, began) = (self.engine.due(), Instant::now());
-            let done = self.engine.flush();
-            if let Some(pass) = due {
-                self.meter.passed(pass, began.elapsed(), !self.engine.is_failing());
-            }
-            timers.passed(now, done, self.engine.is_resting());
-            let stale = self.engine.take_stale();
-            if !stale.is_empty() {
-                drop(self.closer.send(stale)); // the closer ends only when this loop does
-            }
-            if let Some(packets) = &mut self.packets
-                && self.engine.is_synced()
-            {
-                let pods = self.engine.pod_ranges(&self.detection);
-                let by_packet = self.sctp_by_packet && self.engine.serves_sctp();
-                let orders = Orders {
-                    pods,
-                    serves_outsiders: self.engine.serves_outsiders(),
-                    pods_dial: self.engine.judges_pods_by_packet() || by_packet,
-                };
-                packets.order(orders).await;
-            }
-            if let Some(checks) = self.engine.take_health_checks() {
-                self.health_checks.send_replace(checks);
-            }
-            self.tell_health();
-            self.bump.send_modify(|version| *version += 1);
-        }
-    }
-
-    /// Both families are written together. Before the first complete lists nothing is, so nothing is finished.
-    fn tell_health(&self) {
-        let eligible = self.engine.node().map_or(!self.needs_node, |node| !node.going_away);
-        self.health.with(|health| {
-            health.set_eligible(eligible);
-            if self.engine.is_ready() {
-                health.set_ready();
-            }
-            if self.engine.is_synced() && !self.engine.is_failing() {
-                health.finished(&Family::ALL, Moment::now());
-            }
-        });
-    }
-
-    fn take(&mut self, event: SourceEvent) {
-        match event {
-            SourceEvent::Update(update) => self.engine.update(update),
-            SourceEvent::ApiServers(addresses) => self.engine.set_api_servers(addresses),
-            SourceEvent::Problem { object, message } => {
-                tracing::warn!(object, "{message}");
-                self.problems.insert(object, message);
-            }
-            SourceEvent::Resolved { object } => {
-                tracing::info!(object, "the object is valid again, or gone");
-                self.problems.remove(&object);
-            }
-            SourceEvent::State(state) => {
-                if state.problems.is_empty() {
-                    tracing::info!(source = state.source, "the source is up to date");
-                }
-                for problem in state.problems.iter().filter(|p| !self.source.problems.contains(p)) {
-                    tracing::warn!(source = state.source, "{problem}");
-                }
-                self.source = state;
-            }
-        }
-    }
-
-    /// The asker may have gone away, which does not matter.
-    fn answer(&self, request: Request) {
-        match request {
-            Request::Services { complete: true, .. } if !self.engine.is_synced() => {}
-            Request::Services { complete: _, reply } => drop(reply.send(self.engine.services())),
-            Request::Status(reply) => drop(reply.send(self.engine.status(self.status()))),
-            Request::Metrics { series, reply } => drop(reply.send(self.engine.snapshot(self.status(), series))),
-        }
-    }
-
-    /// What the engine does not know.
-    fn status(&self) -> StatusInput {
-        StatusInput {
-            source: self.source.source.clone(),
-            source_problems: self.source.problems.clone(),
-            warnings: self.warnings.iter().chain(self.problems.values()).cloned().collect(),
-            losses: self.upkeep.problems(),
-            filling: self.filling.views(&self.engine.datapath().limits()),
-            repairs: self.upkeep.repairs(),
-            features: self.features.clone(),
-            counters: self.engine.datapath().counters(),
-        }
-    }
-}
-
-/// What the programs counted.
-pub trait Counters {
-    /// Sums over all CPUs, by name.
-    fn counters(&self) -> BTreeMap<String, u64>;
-}
-
-impl Counters for Kernel {
-    fn counters(&self) -> BTreeMap<String, u64> {
-        self.counts().into_iter().map(|(counter, count)| (counter.name().to_owned(), count)).collect()
     }
 }

@@ -3,6 +3,7 @@
 pub mod layers;
 
 use std::{
+    any::TypeId,
     ffi::OsString,
     fs,
     net::{AddrParseError, IpAddr, SocketAddr},
@@ -10,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use clap::{ArgAction::Set, Args, ValueEnum, builder::RangedU64ValueParser};
+use clap::{Arg, ArgAction::Set, Args, ValueEnum, builder::RangedU64ValueParser};
 use ipnet::IpNet;
 
 use layers::{KubeProxyFlags, Resolved};
@@ -46,7 +47,7 @@ Examples:
 
 /// Flags of `sheave agent`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, mut_args = switch)]
 pub struct AgentArgs {
     /// kube-proxy's KubeProxyConfiguration, or a file as printed by --print-config; flags take precedence
     #[arg(long, value_name = "FILE", help_heading = "Configuration")]
@@ -99,38 +100,32 @@ pub struct AgentArgs {
     #[arg(long, value_name = "WHICH,…|CIDR,…", default_value = "primary", help_heading = "Services")]
     nodeport_addresses: NodePortAddresses,
     /// Serve spec.externalIPs; false protects against CVE-2020-8554
-    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", help_heading = "Services")]
+    #[arg(long, action = Set, default_value_t = true, help_heading = "Services")]
     allow_service_external_ips: bool,
     /// Serve only externalIPs inside these networks
     #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
     external_ip_cidrs: Vec<IpNet>,
     /// Refuse connections to ports of a ClusterIP that its Service does not define and, from outside, to such ports of load
     /// balancers' and external addresses that no node has
-    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", help_heading = "Services")]
+    #[arg(long, action = Set, default_value_t = true, help_heading = "Services")]
     refuse_unknown_ports: bool,
     /// Networks that ClusterIPs come from, besides the cluster's ServiceCIDRs: connections to addresses in them that
     /// belong to no Service are dropped instead of leaving the node
     #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Services")]
     service_cidrs: Vec<IpNet>,
     /// Let NodePorts answer on 127.0.0.1 and ::1, for processes in the host's network namespace
-    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", help_heading = "Services")]
+    #[arg(long, action = Set, default_value_t = true, help_heading = "Services")]
     loopback_nodeports: bool,
 
     /// Translate only sockets in the host's network namespace: for meshes and VMs that need to see the Service's
     /// address
-    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", help_heading = "Sockets")]
+    #[arg(long, action = Set, default_value_t = false, help_heading = "Sockets")]
     host_sockets_only: bool,
     /// Keep processes on this node from binding to a NodePort
-    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", help_heading = "Sockets")]
+    #[arg(long, action = Set, default_value_t = true, help_heading = "Sockets")]
     bind_protection: bool,
     /// Close TCP connections to a removed backend as well, not only UDP sockets
-    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", help_heading = "Sockets")]
+    #[arg(long, action = Set, default_value_t = false, help_heading = "Sockets")]
     close_tcp: bool,
 
     #[command(flatten)]
@@ -308,6 +303,14 @@ fn bind_address(flag: &str, text: &str, port: u16) -> anyhow::Result<Option<Sock
     let with_port = |_: AddrParseError| text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, port));
     let address = text.parse::<SocketAddr>().or_else(with_port);
     address.map(Some).with_context(|| format!("{flag}: {text:?} is neither an address nor an address and a port"))
+}
+
+/// What is true or false is said as `--flag`, `--flag=true` or `--flag=false`, so that a file's `true` can be taken back.
+fn switch(arg: Arg) -> Arg {
+    if arg.get_value_parser().type_id() != TypeId::of::<bool>() || !matches!(arg.get_action(), Set) {
+        return arg;
+    }
+    arg.value_name("true|false").num_args(0..=1).require_equals(true).default_missing_value("true")
 }
 
 fn api_server(text: &str) -> Result<http::Uri, String> {

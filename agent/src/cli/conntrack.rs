@@ -27,8 +27,7 @@ pub struct ConntrackArgs {
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
     conntrack_tcp_timeout_close_wait: Duration,
     /// TCP segments outside the window are not marked as invalid
-    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true")]
+    #[arg(long, action = Set, default_value_t = false)]
     conntrack_tcp_be_liberal: bool,
     /// How long a UDP flow may rest that was not answered
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]

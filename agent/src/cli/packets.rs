@@ -16,8 +16,7 @@ pub const SNAT_PORTS: &str = "10000-29999";
 #[command(next_help_heading = "Packets")]
 pub struct PacketArgs {
     /// Translate packets: for clients outside this node, and for pods whose sockets the host's kernel does not see
-    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true")]
+    #[arg(long, action = Set, default_value_t = true)]
     packet_path: bool,
     /// Network devices that outside clients come in through [default: network cards, and every device with a default
     /// route]
@@ -46,21 +45,17 @@ pub struct PacketArgs {
     #[arg(long, value_name = "PREFIX", required_if_eq("detect_pods", "prefix"))]
     pod_interface_name_prefix: Option<String>,
     /// Answer pings from outside this node to ClusterIPs, load-balancer and external addresses
-    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true")]
+    #[arg(long, action = Set, default_value_t = false)]
     answer_pings: bool,
     /// Serve ClusterIPs to whoever routes packets for them to this node, as kube-proxy does; false: to pods alone, as
     /// --detect-pods tells them, and packets of others are dropped
-    #[arg(long, value_name = "true|false", default_value_t = true, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true")]
+    #[arg(long, action = Set, default_value_t = true)]
     cluster_ips_from_outside: bool,
     /// Masquerade every client of a ClusterIP, pods included
-    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true")]
+    #[arg(long, action = Set, default_value_t = false)]
     masquerade_all: bool,
     /// With externalTrafficPolicy Cluster, keep the client's address if the backend is on the node that got the packet
-    #[arg(long, value_name = "true|false", default_value_t = false, action = Set, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true")]
+    #[arg(long, action = Set, default_value_t = false)]
     preserve_client_ip_for_local_backends: bool,
     /// Source ports for masqueraded clients; keep them apart from NodePorts and from ephemeral ports
     /// (net.ipv4.ip_local_port_range)

@@ -27,7 +27,7 @@ use crate::{
     },
     lb,
     model::Update,
-    plan::{group::PlanOptions, maglev, node_ports::NodePortAddresses},
+    plan::{group::PlanOptions, kind::Kind, maglev, node_ports::NodePortAddresses},
     reconcile::Reconciler,
     source::convert::fixtures::{OWN, Svc, node_with, service_name, slice_of, svc},
     view::{FrontendView, LbView},
@@ -229,7 +229,7 @@ fn check_no_leak(engine: &mut Engine<Fake>) {
     let frontends: BTreeSet<FrontendKey> = groups
         .iter()
         .flat_map(|g| &g.frontends)
-        .filter(|(_, kind)| *kind != KIND_UNKNOWN_PORT)
+        .filter(|(_, kind)| *kind != Kind::UnknownPort)
         .map(|(key, _)| *key)
         .collect();
     assert_eq!(usage.frontends, frontends.len(), "frontends");

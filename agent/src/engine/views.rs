@@ -5,9 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use sheave_ebpf::frontend::{
-    FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
-};
+use sheave_ebpf::frontend::FrontendKey;
 
 use super::Engine;
 use crate::{
@@ -16,7 +14,10 @@ use crate::{
         Service,
         endpoint::{Offers, PortEndpoint},
     },
-    plan::group::{GroupPlan, ScopePlan},
+    plan::{
+        group::{GroupPlan, ScopePlan},
+        kind::Kind,
+    },
     view::{BackendView, FeatureView, FrontendView, Items, MapView, ServiceView, StatusView},
 };
 
@@ -73,7 +74,7 @@ impl<D: Datapath> Engine<D> {
         let shown = served.chain(kept).filter_map(|(key, kind, keeper)| Some((key, kind, keeper, kind_name(kind)?)));
         shown
             .map(|(key, kind, keeper, name)| {
-                let scope = usize::from(kind != KIND_CLUSTER_IP); // what a client on this node gets
+                let scope = usize::from(kind != Kind::ClusterIp); // what a client on this node gets
                 let selected = selected(plan, scope);
                 FrontendView {
                     kind: name.to_owned(),
@@ -216,14 +217,10 @@ fn backend(endpoint: &PortEndpoint<'_>, selected: bool) -> BackendView {
 }
 
 /// `None` for what is no frontend of its own to people: the loopback side of a NodePort, the entry for unknown ports.
-const fn kind_name(kind: u32) -> Option<&'static str> {
+const fn kind_name(kind: Kind) -> Option<&'static str> {
     match kind {
-        KIND_CLUSTER_IP => Some("ClusterIP"),
-        KIND_NODE_PORT => Some("NodePort"),
-        KIND_LOAD_BALANCER => Some("LoadBalancer"),
-        KIND_EXTERNAL_IP => Some("ExternalIP"),
-        KIND_LOOPBACK => None,
-        _ => None,
+        Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp => Some(kind.name()),
+        Kind::Loopback | Kind::UnknownPort => None,
     }
 }
 

@@ -114,7 +114,7 @@ impl<'a> Offers<'a> {
     /// The endpoints of (`port_name`, `protocol`) in `family`, sorted by address and port.
     ///
     /// One IP:port may appear several times, within a slice and across slices; it counts once and is as good as its
-    /// best appearance, so that the answer depends on the objects only, never on the order of their arrival (14.5).
+    /// best appearance, so that the answer depends on the objects only, never on the order of their arrival.
     #[must_use]
     pub fn endpoints(&self, port_name: &str, protocol: Protocol, family: Family) -> Vec<PortEndpoint<'a>> {
         self.0.get(&(port_name, protocol, family)).map_or_else(Vec::new, |offers| merge(offers))
@@ -140,7 +140,7 @@ fn merge<'a>(offers: &[Offer<'a>]) -> Vec<PortEndpoint<'a>> {
     found
 }
 
-/// Addresses of a Service's endpoints that run on `node` and are ready: what its load balancer asks about (4.8, 11.1).
+/// Addresses of a Service's endpoints that run on `node` and are ready: what its load balancer asks about (LR, HC).
 #[must_use]
 pub fn local_ready<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>, node: &str) -> BTreeSet<IpAddr> {
     let offering = slices.into_iter().filter(|slice| !slice.ports.is_empty());

@@ -18,6 +18,7 @@ use sheave_ebpf::{
 
 use super::{
     frontends::{self, Frontends},
+    kind::Kind,
     maglev, run,
 };
 use crate::model::{
@@ -161,10 +162,10 @@ pub struct GroupPlan {
     pub key: GroupKey,
     /// Age of the Service; the older owns a contested address.
     pub created: i64,
-    /// What it answers on, with the `KIND_…` of each; no key twice.
-    pub frontends: Vec<(FrontendKey, u32)>,
-    /// What it asks for and does not get, with the `KIND_…` of each and who keeps it.
-    pub kept: Vec<(FrontendKey, u32, Keeper)>,
+    /// What it answers on, with the kind of each; no key twice.
+    pub frontends: Vec<(FrontendKey, Kind)>,
+    /// What it asks for and does not get, with the kind of each and who keeps it.
+    pub kept: Vec<(FrontendKey, Kind, Keeper)>,
     /// Its endpoints by address, numerically, and port; none twice.
     pub backends: Vec<BackendPlan>,
     /// By `Scope as usize`.

@@ -6,6 +6,7 @@
 mod frontends;
 pub mod group;
 pub mod ids;
+pub mod kind;
 pub mod maglev;
 pub mod node_ports;
 mod run;

@@ -5,13 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use sheave_ebpf::{
-    frontend::{FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNKNOWN_PORT},
-    proto,
-    service::FLAG_PODS_BY_PACKET,
-};
+use sheave_ebpf::{frontend::FrontendKey, proto, service::FLAG_PODS_BY_PACKET};
 
-use super::group::{GroupKey, GroupPlan};
+use super::{
+    group::{GroupKey, GroupPlan},
+    kind::Kind,
+};
 use crate::model::ServiceName;
 
 /// The desired state.
@@ -47,7 +46,7 @@ struct Claim {
     is_wish: bool,
     created: i64,
     group: Arc<GroupKey>,
-    kind: u32,
+    kind: Kind,
 }
 
 /// What an update changed in the desired state.
@@ -88,7 +87,7 @@ impl Tables {
 
     /// The frontends that a group has, with their kinds: what it asks for, less what others own, without the entries
     /// for unknown ports.
-    pub fn owned(&self, key: &GroupKey) -> impl Iterator<Item = (FrontendKey, u32)> {
+    pub fn owned(&self, key: &GroupKey) -> impl Iterator<Item = (FrontendKey, Kind)> {
         let asked = self.plan(key).into_iter().flat_map(|plan| &plan.frontends);
         let owned = |frontend: &FrontendKey| self.owner(frontend).is_some_and(|owner| *owner == *key);
         asked.copied().filter(move |(frontend, _)| owned(frontend))
@@ -183,7 +182,7 @@ impl Tables {
     }
 
     fn claim(&mut self, frontend: FrontendKey, claim: Claim, was: &mut WasOwned, touched: &mut Touched) {
-        if claim.kind == KIND_UNKNOWN_PORT {
+        if claim.kind == Kind::UnknownPort {
             let count = self.unknown_ports.entry(frontend).or_default();
             *count += 1;
             if *count == 1 && !touched.unknown_ports_removed.remove(&frontend) {
@@ -191,7 +190,7 @@ impl Tables {
             }
             return;
         }
-        self.for_outsiders += usize::from(is_for_outsiders(claim.kind));
+        self.for_outsiders += usize::from(claim.kind.is_external());
         self.sctp += usize::from(frontend.proto == proto::SCTP);
         let owner = self.owners.get(&frontend);
         was.entry(frontend).or_insert_with(|| owner.map(|owner| owner.group.clone()));
@@ -207,7 +206,7 @@ impl Tables {
     }
 
     fn release(&mut self, frontend: FrontendKey, claim: &Claim, was: &mut WasOwned, touched: &mut Touched) {
-        if claim.kind == KIND_UNKNOWN_PORT {
+        if claim.kind == Kind::UnknownPort {
             if let Entry::Occupied(mut count) = self.unknown_ports.entry(frontend) {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
@@ -217,7 +216,7 @@ impl Tables {
             }
             return;
         }
-        self.for_outsiders -= usize::from(is_for_outsiders(claim.kind));
+        self.for_outsiders -= usize::from(claim.kind.is_external());
         self.sctp -= usize::from(frontend.proto == proto::SCTP);
         let owner = self.owners.get(&frontend);
         was.entry(frontend).or_insert_with(|| owner.map(|owner| owner.group.clone()));
@@ -251,10 +250,6 @@ impl Tables {
     }
 }
 
-const fn is_for_outsiders(kind: u32) -> bool {
-    matches!(kind, KIND_NODE_PORT | KIND_LOAD_BALANCER | KIND_EXTERNAL_IP)
-}
-
 fn position(groups: &[Group], key: &GroupKey) -> Option<usize> {
     groups.binary_search_by(|group| (*group.key).cmp(key)).ok()
 }
@@ -267,8 +262,8 @@ fn find<'a>(groups: &'a [Group], key: &GroupKey) -> Option<&'a GroupPlan> {
 type WasOwned = BTreeMap<FrontendKey, Option<Arc<GroupKey>>>;
 
 impl Group {
-    fn claim(&self, kind: u32) -> Claim {
-        let is_wish = kind != KIND_CLUSTER_IP;
+    fn claim(&self, kind: Kind) -> Claim {
+        let is_wish = kind != Kind::ClusterIp;
         Claim { is_wish, created: self.plan.created, group: self.key.clone(), kind }
     }
 
@@ -276,7 +271,7 @@ impl Group {
         self.plan.config.flags() & FLAG_PODS_BY_PACKET != 0
     }
 
-    fn asks_for_what_is_not_in(&self, other: Option<&GroupPlan>) -> impl Iterator<Item = (FrontendKey, u32)> {
+    fn asks_for_what_is_not_in(&self, other: Option<&GroupPlan>) -> impl Iterator<Item = (FrontendKey, Kind)> {
         let same = other.filter(|other| other.created == self.plan.created);
         let theirs: HashSet<_> = same.into_iter().flat_map(|other| &other.frontends).collect();
         self.plan.frontends.iter().copied().filter(move |entry| !theirs.contains(entry))

@@ -35,6 +35,7 @@ use crate::{
     plan::{
         group::{GroupKey, GroupPlan},
         ids::{Ids, Runs},
+        kind::Kind,
     },
 };
 use rest::Resting;
@@ -69,7 +70,7 @@ pub struct Work<'a> {
     /// What is wanted; `None` = nothing, it is gone.
     pub plan: Option<&'a GroupPlan>,
     /// The frontends that it owns, with their kinds.
-    pub frontends: Vec<(FrontendKey, u32)>,
+    pub frontends: Vec<(FrontendKey, Kind)>,
 }
 
 /// How full the tables are: entries in use.

@@ -20,7 +20,10 @@ use super::{
 use crate::{
     datapath::{Datapath, Error, RangeKey, Result, Stale, prefix_bits},
     model::Protocol,
-    plan::group::{BackendPlan, GroupKey, GroupPlan, ScopePlan},
+    plan::{
+        group::{BackendPlan, GroupKey, GroupPlan, ScopePlan},
+        kind::Kind,
+    },
 };
 use ipnet::IpNet;
 
@@ -32,7 +35,7 @@ impl From<&BackendPlan> for Identity {
 
 impl<D: Datapath> Reconciler<D> {
     /// Steps 1 to 6. A new group that does not fit is not begun; an old one then keeps to the backends it has.
-    pub(super) fn build(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, u32)]) -> Result<()> {
+    pub(super) fn build(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, Kind)]) -> Result<()> {
         let is_new = !self.groups.contains_key(&plan.key);
         let fits = self.make_room(plan, owned);
         if is_new {
@@ -49,7 +52,7 @@ impl<D: Datapath> Reconciler<D> {
     }
 
     /// Whether everything fits; gives resting things back first where that helps.
-    fn make_room(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, u32)]) -> Result<()> {
+    fn make_room(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, Kind)]) -> Result<()> {
         if self.shortage(plan, owned).is_none() {
             return Ok(());
         }
@@ -57,7 +60,7 @@ impl<D: Datapath> Reconciler<D> {
         self.shortage(plan, owned).map_or(Ok(()), Err)
     }
 
-    fn shortage(&self, plan: &GroupPlan, owned: &[(FrontendKey, u32)]) -> Option<Error> {
+    fn shortage(&self, plan: &GroupPlan, owned: &[(FrontendKey, Kind)]) -> Option<Error> {
         let limits = self.datapath.limits();
         let full = |map, capacity, flag| Some(Error::NoSpace { map, capacity, flag: Some(flag) });
         let group = self.groups.get(&plan.key);
@@ -94,7 +97,7 @@ impl<D: Datapath> Reconciler<D> {
     }
 
     /// Steps 2 to 6; `shortage` = only with the backends and frontends that are there already.
-    fn build_within(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, u32)], shortage: Option<Error>) -> Result<()> {
+    fn build_within(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, Kind)], shortage: Option<Error>) -> Result<()> {
         let room = shortage.is_none();
         if room {
             self.put_backends(plan)?;
@@ -322,9 +325,9 @@ impl<D: Datapath> Reconciler<D> {
     }
 
     /// Step 6.
-    fn put_frontend(&mut self, group: &GroupKey, key: &FrontendKey, kind: u32) -> Result<()> {
+    fn put_frontend(&mut self, group: &GroupKey, key: &FrontendKey, kind: Kind) -> Result<()> {
         let Some(programmed) = self.groups.get(group) else { return Ok(()) };
-        let value = Frontend { service: programmed.id, kind };
+        let value = Frontend { service: programmed.id, kind: kind.number() };
         if self.frontends.get(key) != Some(&value) {
             self.write_frontend(key, value)?;
         }

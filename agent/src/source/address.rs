@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 /// An IP address; blanks around it and leading zeros in IPv4 are tolerated, `::ffff:a.b.c.d` is the IPv4 address.
 ///
-/// The API server refuses such text in new objects, but old ones still come through watches (14.5).
+/// The API server refuses such text in new objects, but old ones still come through watches.
 #[must_use]
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
     let text = text.trim();

@@ -50,7 +50,7 @@ pub fn service(api: &core::Service, options: &ConvertOptions) -> Option<Converte
     service::convert(api, options)
 }
 
-/// The slice, unless 4.1 has it ignored.
+/// The slice, unless a row of I has it ignored.
 ///
 /// # Errors
 /// [`Skip`] for a slice without owner, of FQDNs, or of a headless Service: whoever knew it before must forget it.

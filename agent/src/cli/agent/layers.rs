@@ -29,12 +29,7 @@ impl Args for KubeProxyFlags {
             let arg = if name == "v" { arg.short('v') } else { arg };
             match form {
                 Form::Value => arg.action(ArgAction::Set),
-                Form::Switch => arg
-                    .action(ArgAction::Set)
-                    .num_args(0..=1)
-                    .require_equals(true)
-                    .default_missing_value("true")
-                    .value_parser(value_parser!(bool)),
+                Form::Switch => arg.action(ArgAction::Set).value_parser(value_parser!(bool)),
             }
         }))
     }

@@ -1,4 +1,4 @@
-//! Netfilter's connection tracking, set as kube-proxy sets it at its start (`semantics.md` 10.3, SY-1 to SY-6).
+//! Netfilter's connection tracking, set as kube-proxy sets it at its start (SY-1 to SY-6).
 //!
 //! Nothing of ours asks for it: a CNI's masquerading and NetworkPolicies do, on a node that has had these values for as
 //! long as it had kube-proxy.

@@ -82,7 +82,7 @@ fn a_changed_node_is_taken_up_live() {
     assert!(engine.flush(), "it goes on without its Node");
 }
 
-/// 12.2, and what is nobody's there and what is somebody else's.
+/// SC-1 to SC-4, and what is nobody's there and what is somebody else's.
 #[test]
 fn unallocated_addresses_are_those_of_all_networks_but_for_services_left_alone() {
     let cidr = |name: &str, networks: &[&str]| {

@@ -58,7 +58,7 @@ fn whoever_has_a_contested_address_is_named_with_the_reason() {
     }
 }
 
-/// 7.6: what API servers answer on is nobody's, from wherever it is known; it is given when they leave.
+/// What API servers answer on is nobody's, from wherever it is known; it is given when they leave.
 #[test]
 fn an_api_servers_address_is_kept_and_said_to_be() {
     let says = "an API server answers at this address and port, so no Service gets it";

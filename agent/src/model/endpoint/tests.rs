@@ -69,8 +69,8 @@ fn an_address_is_as_good_as_its_best_appearance_in_whatever_order() {
         ("serving and terminating beats terminating", ".1 T L", ".1 ST L", ".1 ST L"),
         ("ready beats ready but terminating", ".1 R+T L", ".1 R L", ".1 R L"),
         ("ready but terminating beats the rest", ".1 R+T L", ".1 ST L", ".1 R+T L"),
-        // 14.5 differs from kube-proxy, which keeps the first or the last that came.
-        ("14.5", ".1 R L; .2 U", ".1 U L; .2 R", ".1 R L; .2 R"),
+        // Differs from kube-proxy, which keeps the first or the last that came.
+        ("twice, in any order", ".1 R L; .2 U", ".1 U L; .2 R", ".1 R L; .2 R"),
         ("two nodes", ".1 R @a", ".1 R L", ".1 R"),
     ] {
         let slices = [

@@ -190,7 +190,7 @@ fn endpoint_maps_follow_their_slices() {
     let st = "ns1/s1 of ep1 [11/UDP] 1.1.1.1 ST";
     let empty = "ns1/s1 of ep1 [11/UDP]";
 
-    // The CT column of 4.7 is a matter of what is cleaned up, not of the model.
+    // Which flows a row of M makes stale is a matter of what is cleaned up, not of the model.
     let rows: &[Row<'_>] = &[
         ("M01", &[], &[], "", "", ""),
         ("M02", &[unnamed], &[unnamed], "ep1 : 1.1.1.1:11 R", "", ""),

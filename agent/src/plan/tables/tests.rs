@@ -2,12 +2,15 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use sheave_ebpf::frontend::{FrontendKey, KIND_UNKNOWN_PORT};
+use sheave_ebpf::frontend::FrontendKey;
 
 use super::{Tables, Touched};
 use crate::{
     model::ServiceName,
-    plan::group::{GroupKey, GroupPlan, NodeContext, PlanOptions, plan},
+    plan::{
+        group::{GroupKey, GroupPlan, NodeContext, PlanOptions, plan},
+        kind::Kind,
+    },
     source::convert::fixtures::{Svc, service_name, slice_of, svc},
 };
 
@@ -215,7 +218,7 @@ fn increments_add_up_to_the_whole() {
     };
     let mut tables = Tables::default();
     let mut services: BTreeMap<ServiceName, Svc> = BTreeMap::new();
-    let state = |tables: &Tables| -> BTreeMap<GroupKey, (GroupPlan, Vec<(FrontendKey, u32)>)> {
+    let state = |tables: &Tables| -> BTreeMap<GroupKey, (GroupPlan, Vec<(FrontendKey, Kind)>)> {
         tables.groups().map(|(key, plan)| ((**key).clone(), (plan.clone(), tables.owned(key).collect()))).collect()
     };
     for step in 0..500 {
@@ -247,7 +250,7 @@ fn increments_add_up_to_the_whole() {
         assert_eq!(update.groups.iter().map(|key| &**key).collect::<std::collections::BTreeSet<_>>(), different);
 
         let now: std::collections::BTreeSet<_> = tables.unknown_ports().collect();
-        assert!(after.values().flat_map(|(_, owned)| owned).all(|(_, kind)| *kind != KIND_UNKNOWN_PORT));
+        assert!(after.values().flat_map(|(_, owned)| owned).all(|(_, kind)| *kind != Kind::UnknownPort));
         assert_eq!(now, fresh.unknown_ports().collect(), "step {step}");
         let mut expected: std::collections::BTreeSet<_> = guarded.into_iter().collect();
         expected.retain(|key| !update.unknown_ports_removed.contains(key));

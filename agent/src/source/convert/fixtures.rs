@@ -268,7 +268,7 @@ fn endpoint(base: &str, text: &str) -> discovery::Endpoint {
     endpoint
 }
 
-/// The generator of 4.2.
+/// A slice with as many endpoints as a case asks for.
 #[derive(Clone, Copy)]
 pub(crate) struct Gen<'a> {
     /// `namespace/name` of the Service.

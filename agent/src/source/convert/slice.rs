@@ -47,7 +47,7 @@ pub(super) fn convert(api: &discovery::EndpointSlice) -> Result<Converted<Endpoi
     Ok(Converted { value, problems: problems.found })
 }
 
-/// Ports with a name and a number; the others say nothing (4.1) and are no mistake.
+/// Ports with a name and a number; the others say nothing (I08) and are no mistake.
 fn ports(api: &discovery::EndpointSlice, problems: &mut Problems) -> Vec<SlicePort> {
     let mut ports = Vec::new();
     for (i, api) in api.ports.iter().flatten().enumerate() {

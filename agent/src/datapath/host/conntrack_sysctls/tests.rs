@@ -1,4 +1,4 @@
-//! What is wanted, and what of it is written (`semantics.md` 10.3).
+//! What is wanted, and what of it is written (SY-1 to SY-6).
 
 use std::{collections::BTreeMap, env, fs, path::PathBuf, process, time::Duration};
 

@@ -1,17 +1,14 @@
-//! The packet flows of section 7 as far as the plan decides them: who dials what, and which endpoints may answer.
+//! The packet flows (FLOW) as far as the plan decides them: who dials what, and which endpoints may answer.
 //! Masquerading is the datapath's. A client from this cluster uses scope Inside for external addresses, one from
 //! outside uses scope Outside, and everyone uses scope Cluster for ClusterIPs.
 
 use std::net::IpAddr;
 
-use sheave_ebpf::{
-    frontend::{FrontendKey, KIND_CLUSTER_IP, KIND_UNKNOWN_PORT},
-    service::Scope,
-};
+use sheave_ebpf::{frontend::FrontendKey, service::Scope};
 
 use super::{groups_of, verdicts};
 use crate::{
-    plan::group::GroupPlan,
+    plan::{group::GroupPlan, kind::Kind},
     source::convert::fixtures::{Slice, Svc, slice_of, svc},
 };
 
@@ -34,8 +31,8 @@ impl Cluster {
         let found = exact.or_else(|| find(FrontendKey { addr, port: 0, proto: 0, zero: 0 }));
         let scope = match found {
             None => return "none".to_owned(),
-            Some((_, KIND_UNKNOWN_PORT)) => return "REJECT".to_owned(),
-            Some((_, KIND_CLUSTER_IP)) => Scope::Cluster,
+            Some((_, Kind::UnknownPort)) => return "REJECT".to_owned(),
+            Some((_, Kind::ClusterIp)) => Scope::Cluster,
             Some(_) if source == "outside" => Scope::Outside,
             Some(_) => Scope::Inside,
         };

@@ -3,30 +3,29 @@
 use std::net::{IpAddr, SocketAddr};
 
 use sheave_ebpf::{
-    frontend::{
-        FrontendKey, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_LOOPBACK, KIND_NODE_PORT,
-        KIND_UNKNOWN_PORT,
-    },
+    frontend::FrontendKey,
     service::{FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_PODS_BY_PACKET, FLAG_SOURCE_RANGES},
 };
 
 use super::{group_of, groups_of, groups_with, test_node};
 use crate::{
-    plan::group::{ExternalIps, GroupPlan, Keeper, NodeContext, PlanOptions},
+    plan::{
+        group::{ExternalIps, GroupPlan, Keeper, NodeContext, PlanOptions},
+        kind::Kind,
+    },
     source::convert::fixtures::{Svc, svc},
 };
 
 /// `CIP 10.0.0.1:80/6`, one for each frontend, in the order of the plan.
 fn frontends(group: &GroupPlan) -> Vec<String> {
-    let text = |(key, kind): &(FrontendKey, u32)| {
+    let text = |(key, kind): &(FrontendKey, Kind)| {
         let kind = match *kind {
-            KIND_CLUSTER_IP => "CIP",
-            KIND_NODE_PORT => "NP",
-            KIND_LOAD_BALANCER => "LB",
-            KIND_EXTERNAL_IP => "ext",
-            KIND_LOOPBACK => "lo",
-            KIND_UNKNOWN_PORT => "any",
-            _ => "?",
+            Kind::ClusterIp => "CIP",
+            Kind::NodePort => "NP",
+            Kind::LoadBalancer => "LB",
+            Kind::ExternalIp => "ext",
+            Kind::Loopback => "lo",
+            Kind::UnknownPort => "any",
         };
         format!("{kind} {}/{}", SocketAddr::new(IpAddr::from(key.addr), u16::from_be(key.port)), key.proto)
     };
