@@ -10,17 +10,21 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
+use socket2::SockRef;
 
 use crate::{
     lab::Lab,
     node::Pod,
     objects::{Slice, Svc},
     place::Place,
-    wait::SOON,
+    wait::{SOON, slowness},
 };
 
-/// Longer than any round trip here, and short of a TCP retransmission that would hide a lost error.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Longer than any round trip here, and short of a TCP retransmission that would hide a lost error; an emulated machine
+/// is given more.
+fn patience() -> Duration {
+    Duration::from_secs(5) * slowness()
+}
 
 /// A NodePort service for TCP and UDP in both families, on target port 7000, served by one pod.
 ///
@@ -89,17 +93,18 @@ fn transfer(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> {
     const AMOUNT: usize = 300_000;
     let server = |ip: IpAddr, listens: &dyn Fn()| {
         let listener = TcpListener::bind((ip, 7000))?;
+        SockRef::from(&listener).set_read_timeout(Some(patience()))?; // accept(2) ends with it, too
         listens();
-        let (mut stream, _) = listener.accept()?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let (mut stream, _) = listener.accept().context("the server accepts")?;
+        stream.set_read_timeout(Some(patience()))?;
         let mut bytes = vec![0; AMOUNT];
         stream.read_exact(&mut bytes).context("the server reads")?;
         stream.write_all(&bytes)?;
         Ok(())
     };
     let client = || {
-        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(node, port), PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(node, port), patience())?;
+        stream.set_read_timeout(Some(patience()))?;
         let sent: Vec<u8> = (0..AMOUNT).map(|i| (i % 251) as u8).collect();
         stream.write_all(&sent)?;
         let mut received = vec![0; AMOUNT];
@@ -115,7 +120,7 @@ fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> 
     const SIZES: [usize; 6] = [100, 1472, 1473, 4000, 9000, 60_000];
     let server = |ip: IpAddr, listens: &dyn Fn()| {
         let socket = UdpSocket::bind((ip, 7000))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience()))?;
         listens();
         let mut bytes = vec![0; 65_536];
         loop {
@@ -134,9 +139,12 @@ fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> 
         for size in SIZES {
             let sent: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
             // The first one of a size may be lost to "too big", there and back: both ends know then.
-            let answer = (0..4).find_map(|_| socket.send(&sent).and_then(|_| socket.recv(&mut received)).ok());
-            let length = answer.with_context(|| format!("no answer to {size} bytes"))?;
-            ensure!(received[..length] == sent, "{size} bytes came back changed");
+            let is_answered = (0..4).any(|_| {
+                let mut answers = std::iter::from_fn(|| socket.recv(&mut received).ok());
+                socket.send(&sent).is_ok() && answers.any(|length| length == size) // others come late
+            });
+            ensure!(is_answered, "no answer to {size} bytes");
+            ensure!(received[..size] == sent, "{size} bytes came back changed");
         }
         socket.send(&[])?;
         Ok(())
@@ -144,7 +152,8 @@ fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> 
     with_server(pod, outside, node.is_ipv6(), server, client)
 }
 
-/// What [`near_far_seen`] serves is reached, when somebody has changed the nodes' network before the agents start.
+/// What [`near_far_seen`] serves is reached, when somebody has changed the nodes' network before the first one's agent
+/// starts. The second has none: what comes to its pod is no Service's any more.
 ///
 /// # Errors
 /// What does not arrive.
@@ -152,7 +161,7 @@ pub fn in_both_families(change: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };
     let (a, b) = near_far_seen(&lab)?;
     change(&lab)?;
-    let _agents = [lab.n1().agent()?, lab.n2().agent()?];
+    let _agent = lab.n1().agent()?;
     reached(&lab, &a, &b)
 }
 

@@ -11,7 +11,8 @@ use anyhow::{Context, Result};
 pub const SOON: Duration = Duration::from_secs(10);
 
 /// What limits are multiplied by: more than 1 in an emulated machine, whose init sets `SHEAVE_SLOWNESS`.
-fn slowness() -> u32 {
+#[must_use]
+pub fn slowness() -> u32 {
     std::env::var("SHEAVE_SLOWNESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 

@@ -32,19 +32,20 @@ fn an_uplink_that_is_a_vlan() -> Result<()> {
     }
     in_both_families(|lab| {
         lab.fabric.ip("link add link br0 name br0.7 type vlan id 7
-             addr del 192.0.2.1/24 dev br0
+             link set br0.7 up
              addr add 192.0.2.1/24 dev br0.7
-             addr del 2001:db8::1/64 dev br0
              addr add 2001:db8::1/64 dev br0.7 nodad
-             link set br0.7 up")?;
+             addr del 192.0.2.1/24 dev br0
+             addr del 2001:db8::1/64 dev br0")?;
         for (node, other) in [(lab.n1(), lab.n2()), (lab.n2(), lab.n1())] {
+            // At no time without its addresses: with one goes the route to the pod that names it.
             node.host.ip(&format!(
                 "link add link eth0 name eth0.7 type vlan id 7
-                 addr del {v4}/24 dev eth0
-                 addr add {v4}/24 dev eth0.7
-                 addr del {v6}/64 dev eth0
-                 addr add {v6}/64 dev eth0.7 nodad
                  link set eth0.7 up
+                 addr add {v4}/24 dev eth0.7
+                 addr add {v6}/64 dev eth0.7 nodad
+                 addr del {v4}/24 dev eth0
+                 addr del {v6}/64 dev eth0
                  route replace default via 192.0.2.1
                  route replace default via 2001:db8::1
                  route replace 10.244.{there}.0/24 via {}
