@@ -10,6 +10,7 @@ mod kernel;
 mod machine;
 mod pair;
 mod report;
+mod vmlinux;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::{apt::Suites, initramfs::Archive};
+use super::{apt::Suites, initramfs::Archive, vmlinux};
 use crate::root;
 
 /// Made for virtual machines: small, quick to boot, and with everything that matters here.
@@ -100,7 +100,8 @@ impl Kernel {
     pub fn image(&self) -> Result<PathBuf> {
         let places = [format!("boot/vmlinuz-{}", self.release), format!("usr/lib/modules/{}/vmlinuz", self.release)];
         let found = places.iter().map(|place| self.folder.join(place)).find(|path| path.exists());
-        found.with_context(|| format!("no vmlinuz in {}", self.folder.display()))
+        let packed = found.with_context(|| format!("no vmlinuz in {}", self.folder.display()))?;
+        Ok(vmlinux::beside(&packed).unwrap_or(packed)) // which starts, too, only later
     }
 
     /// Adds the modules that the tests need, and `/modules`, the order to load them in.
