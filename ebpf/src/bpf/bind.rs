@@ -1,4 +1,4 @@
-//! Bind protection: a process of the host must not take a NodePort away from its clients (`semantics.md` F40).
+//! Bind protection: a process of the host must not take a NodePort away from its clients (F40).
 #![expect(clippy::undocumented_unsafe_blocks, reason = "every block reads one field of the live context")]
 
 use crate::{

@@ -55,7 +55,7 @@ fn reply_of(dial: &Tuple, flow: &Flow) -> Tuple {
 }
 
 /// Whether a packet that may open a flow goes where the entry says: its backend is still the service's and serves, and
-/// a TCP connection is not over. A port used again by its client makes a new choice (`semantics.md` F51).
+/// a TCP connection is not over. A port used again by its client makes a new choice (F51).
 #[inline(always)]
 pub fn is_current(tuple: &Tuple, flow: &Flow, service: u32) -> bool {
     if flow.flags & FLAG_REFUSED != 0 || flow.service != service {

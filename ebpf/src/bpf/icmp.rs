@@ -1,5 +1,5 @@
 //! ICMP errors about packets that we translate: what they quote is translated back, so that both ends learn of small
-//! MTUs and closed ports (`semantics.md` F33).
+//! MTUs and closed ports (F33).
 //!
 //! An error travels against the packet it quotes. Where that packet's source was given, the error arrives: its
 //! destination and the quoted source change. Where that packet's destination was given, the error leaves: the quoted

@@ -223,7 +223,7 @@ fn again(skb: Skb, packet: &Packet, entry: &Entry) -> i32 {
     send(skb, packet, &entry.flow)
 }
 
-/// A new flow to a frontend (`semantics.md` 6.2, 6.4); a verdict or [`REFUSES`].
+/// A new flow to a frontend (F17 to F22); a verdict or [`REFUSES`].
 #[inline(never)]
 fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
     let tuple = &packet.tuple;
@@ -268,7 +268,7 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
     }
 }
 
-/// Whose pod a packet comes from: `RANGE_…`, or 0 (`semantics.md` 6.3).
+/// Whose pod a packet comes from: `RANGE_…`, or 0 (DL-1 to DL-5).
 #[inline(always)]
 fn whose_pod(skb: Skb, src: &Addr) -> u32 {
     if maps::detects_pods_by_address() {
@@ -327,7 +327,7 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
     send(skb, packet, &flow)
 }
 
-/// Whether the backend shall see this node in place of the client (`semantics.md` 6.2 step 4).
+/// Whether the backend shall see this node in place of the client (F35, F36).
 #[inline(always)]
 fn is_hidden(client: &Addr, kind: u32, choice: &Choice, backend: &Backend) -> bool {
     let is_local = backend.flags & FLAG_LOCAL != 0;

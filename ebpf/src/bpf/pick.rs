@@ -1,5 +1,5 @@
 //! An unconnected UDP socket keeps its backend for each service that it talks to, as a flow of kube-proxy's conntrack
-//! would, while the backend serves (`semantics.md` 10.1). The last one is in the socket's storage; resolvers that ask
+//! would, while the backend serves (F50). The last one is in the socket's storage; resolvers that ask
 //! several servers in turn find the others in `PICKS`.
 use crate::{maps, sock_addr};
 use aya_ebpf::programs::SockAddrContext;

@@ -1,4 +1,4 @@
-//! Answering pings of virtual addresses, where the operator wants it (`semantics.md` F32): who debugs a network pings first.
+//! Answering pings of virtual addresses, where the operator wants it (F32): who debugs a network pings first.
 use crate::{
     count, maps, refuse,
     skb::{self, NEXT, Skb},

@@ -1,4 +1,4 @@
-//! Refusing (`semantics.md` V-1, V-4). TCP gets a RST at once; for the rest the kernel itself says port unreachable.
+//! Refusing (V-1, V-4). TCP gets a RST at once; for the rest the kernel itself says port unreachable.
 use crate::{
     conntrack, maps, nat,
     skb::{self, DROP, NEXT, Packet, REDIRECT, Skb, TCP_ACK, TCP_RST},

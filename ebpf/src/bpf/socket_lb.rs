@@ -201,7 +201,7 @@ fn dialled<F: Family>(ctx: &SockAddrContext) -> FrontendKey {
     FrontendKey { addr: F::addr(ctx.sock_addr), port: sock_addr::port(ctx), proto: sock_addr::protocol(ctx), zero: 0 }
 }
 
-/// Loopback as NodePorts know it: connecting to 0.0.0.0 or :: means loopback (`semantics.md` F39).
+/// Loopback as NodePorts know it: connecting to 0.0.0.0 or :: means loopback (F39).
 #[inline(always)]
 pub fn loopback(addr: &Addr) -> Option<Addr> {
     let [a, b, c, d] = addr.words;
@@ -303,7 +303,7 @@ enum Admission {
     ByPacket,
 }
 
-/// By the socket's address when it is bound, else by where it lives (`semantics.md` F22).
+/// By the socket's address when it is bound, else by where it lives (F22).
 #[inline(always)]
 fn admission<F: Family>(ctx: &SockAddrContext, service: u32, config: Config, host: bool) -> Admission {
     let granted = if let Some(addr) = sock_addr::source::<F>(ctx) {

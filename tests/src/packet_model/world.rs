@@ -213,7 +213,7 @@ impl Service {
         if endpoints.is_empty() { Err(Without::Local) } else { Ok(endpoints) }
     }
 
-    /// Whether a backend shall see this node in place of the client (6.2 step 4).
+    /// Whether a backend shall see this node in place of the client (F35, F36).
     #[must_use]
     pub fn masquerades(
         &self,
