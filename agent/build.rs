@@ -7,7 +7,7 @@ fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed=SHEAVE_BPF_TOOLCHAIN");
     let custom = env::var("SHEAVE_BPF_TOOLCHAIN").ok();
     if custom.is_some() {
-        // A distribution's rustc calls itself stable; this allows `-Z build-std` in it, for the kernel side only.
+        // A release calls itself stable; this allows `-Z build-std` in it, for the kernel side only.
         // SAFETY: a build script's main has started no other thread yet.
         unsafe { env::set_var("RUSTC_BOOTSTRAP", "1") };
     }

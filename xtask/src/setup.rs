@@ -2,7 +2,8 @@
 //! stopped one goes on where it was.
 //!
 //! The kernel side needs a Rust that has the sources of `core` (`-Z build-std`) and a bpf-linker made for the same
-//! LLVM. First choice is rustup's nightly; where rustup offers no `rust-src`, Debian 12's packages serve as well.
+//! LLVM. One release for everybody, since what the verifiers accept is what that compiler makes: rustup's, and where
+//! rustup has no `rust-src`, Debian 12's packages of the same one. A nightly would bring the next LLVM some day.
 
 use std::{
     env,
@@ -16,6 +17,8 @@ use crate::root;
 
 /// Exact, like the versions of aya in `Cargo.toml`: the linker reads what that compiler writes.
 const LINKER: &str = "0.13.0";
+/// The compiler of the kernel side; its LLVM is 22, which bpf-linker knows and Debian 12 has.
+const RELEASE: &str = "1.96.0";
 /// Name under which a distribution's compiler is linked into rustup.
 const LINKED: &str = "sheave-bpf";
 /// What Debian calls a recent Rust with its sources, and what bpf-linker needs to be built against its LLVM 22.
@@ -23,8 +26,8 @@ const DEBIAN: [&str; 6] = ["rustc-web", "cargo-web", "rust-web-src", "llvm-22-de
 
 /// A toolchain that builds both sides.
 pub struct Toolchain {
-    /// Value of `SHEAVE_BPF_TOOLCHAIN`; `None` = rustup's nightly.
-    custom: Option<String>,
+    /// Value of `SHEAVE_BPF_TOOLCHAIN`: what rustup calls the compiler.
+    compiler: String,
     /// Folder of bpf-linker.
     linker: PathBuf,
 }
@@ -36,10 +39,7 @@ impl Toolchain {
         let path = env::var_os("PATH").unwrap_or_default();
         let path = [self.linker.clone()].into_iter().chain(env::split_paths(&path));
         command.env("PATH", env::join_paths(path).expect("parts of a PATH make a PATH"));
-        match &self.custom {
-            Some(name) => command.env("SHEAVE_BPF_TOOLCHAIN", name),
-            None => command.env_remove("SHEAVE_BPF_TOOLCHAIN"),
-        };
+        command.env("SHEAVE_BPF_TOOLCHAIN", &self.compiler);
         // Of `cargo run`, which has started this program: to build scripts that look at it (ring's), a plain cargo and
         // this one would be two, and so would two clones; each would build anew what the other has built.
         for (name, _) in env::vars_os() {
@@ -53,9 +53,11 @@ impl Toolchain {
 
     /// That all is there, and what a cargo that is not started from here needs.
     pub fn told(&self) -> String {
-        let custom = self.custom.as_ref().map(|name| format!("SHEAVE_BPF_TOOLCHAIN={name} ")).unwrap_or_default();
-        let linker = self.linker.display();
-        format!("setup: all is there; for a plain cargo build: export {custom}PATH={linker}:$PATH")
+        let Self { compiler, linker } = self;
+        let linker = linker.display();
+        format!(
+            "setup: all is there; for a plain cargo build: export SHEAVE_BPF_TOOLCHAIN={compiler} PATH={linker}:$PATH"
+        )
     }
 
     /// Everything, in the one set of features that tests use too: the kernel side is built once.
@@ -86,11 +88,10 @@ impl Toolchain {
 /// The toolchain, installed if need be.
 pub fn toolchain() -> Result<Toolchain> {
     components()?;
-    let custom = compiler()?;
-    let llvm = llvm_version(custom.as_deref())?;
-    let linker = linker(llvm)?;
+    let compiler = compiler()?;
+    let linker = linker(llvm_version(&compiler)?)?;
     programs();
-    Ok(Toolchain { custom, linker })
+    Ok(Toolchain { compiler, linker })
 }
 
 /// rustfmt and clippy, which minimal rustup profiles lack.
@@ -104,8 +105,8 @@ fn components() -> Result<()> {
     Ok(())
 }
 
-/// Which compiler builds the kernel side: the name of a rustup toolchain, `None` for nightly.
-fn compiler() -> Result<Option<String>> {
+/// Which compiler builds the kernel side: the name of a rustup toolchain.
+fn compiler() -> Result<String> {
     if let Ok(name) = env::var("SHEAVE_BPF_TOOLCHAIN") {
         if !has_sources(&name) {
             bail!(
@@ -113,22 +114,19 @@ fn compiler() -> Result<Option<String>> {
                  rustup toolchain link {name} PREFIX"
             );
         }
-        return Ok(Some(name));
+        return Ok(name);
     }
-    if has_sources("nightly") {
-        return Ok(None);
+    if let Some(name) = [RELEASE, LINKED].into_iter().find(|name| has_sources(name)) {
+        return Ok(name.into());
     }
-    if has_sources(LINKED) {
-        return Ok(Some(LINKED.into()));
+    println!("setup: asking rustup for Rust {RELEASE} with rust-src (up to a minute)");
+    let install = ["toolchain", "install", RELEASE, "--profile", "minimal", "--component", "rust-src"];
+    if root::run(&mut root::command("rustup", &install)).is_ok() && has_sources(RELEASE) {
+        return Ok(RELEASE.into());
     }
-    println!("setup: asking rustup for a nightly with rust-src (up to a minute)");
-    let nightly = ["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"];
-    if root::run(&mut root::command("rustup", &nightly)).is_ok() && has_sources("nightly") {
-        return Ok(None);
-    }
-    println!("setup: no rust-src there; taking the distribution's compiler");
+    println!("setup: rustup has none; taking the distribution's compiler");
     debian()?;
-    Ok(Some(LINKED.into()))
+    Ok(LINKED.into())
 }
 
 /// Debian's Rust under a rustup name.
@@ -136,7 +134,7 @@ fn debian() -> Result<()> {
     if !Path::new("/usr/bin/rustc").exists() || !Path::new("/usr/lib/rustlib/src/rust/library/core").exists() {
         let by_hand = format!("apt-get install --no-install-recommends {}", DEBIAN.join(" "));
         install(&DEBIAN).with_context(|| {
-            format!("install Rust nightly with rust-src by rustup, or on Debian 12 as root: {by_hand}")
+            format!("install Rust {RELEASE} with rust-src by rustup, or on Debian 12 as root: {by_hand}")
         })?;
     }
     root::run(&mut root::command("rustup", &["toolchain", "link", LINKED, "/usr"]))?;
@@ -153,8 +151,7 @@ fn has_sources(toolchain: &str) -> bool {
 }
 
 /// Major version of the LLVM that this compiler is made of.
-fn llvm_version(custom: Option<&str>) -> Result<u32> {
-    let toolchain = custom.unwrap_or("nightly");
+fn llvm_version(toolchain: &str) -> Result<u32> {
     let said = root::output("rustup", &["run", toolchain, "rustc", "-vV"]).unwrap_or_default();
     said.lines()
         .find_map(|line| line.strip_prefix("LLVM version: ")?.split('.').next()?.parse().ok())
