@@ -111,6 +111,7 @@ fn sockets_are_served() -> Result<()> {
 #[test]
 fn packets_from_outside_are_served() -> Result<()> {
     let Some(pair) = Pair::new()? else { return Ok(()) };
+    let kernel = kernel()?;
     let Pair { lab, a, b, .. } = &pair;
     pair.service("here", 41, &[a], |s| s)?;
     pair.service("there", 42, &[b], |s| s)?;
@@ -147,6 +148,9 @@ fn packets_from_outside_are_served() -> Result<()> {
             ("203.0.113.1:80", "a"),
             ("203.0.113.2:80", "TIMEOUT"),
         ] {
+            if way == Way::Udp && outcome == "ECONNREFUSED" && kernel < KernelVersion(6, 1) {
+                continue; // seen on 5.10: silence, see kernel.md
+            }
             outside.patience = if outcome == "TIMEOUT" { SILENCE } else { SOON };
             assert_eq!(outside.outcome(way, to)?, outcome, "{way:?} to {to}");
         }
