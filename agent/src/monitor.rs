@@ -68,7 +68,11 @@ impl EventView {
 /// What a reason means for whoever dialled.
 const fn verdict(reason: Counter) -> &'static str {
     match reason {
-        Counter::SocketConnect | Counter::SocketSend | Counter::PacketForward | Counter::PacketPing => "forward",
+        Counter::SocketConnect
+        | Counter::SocketSend
+        | Counter::PacketForward
+        | Counter::PacketPing
+        | Counter::PacketOtherPort => "forward",
         Counter::SocketReject
         | Counter::SocketUnknownPort
         | Counter::BindRefused

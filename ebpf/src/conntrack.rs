@@ -8,8 +8,12 @@
 //! | ingress | backend → this node | [`ROLE_RETURN`] | the new destination: the client |
 //! | egress | backend → client | [`ROLE_REPLY`] | the new source: the frontend |
 //!
-//! The two in the middle exist only if the client is masqueraded. Sources are rewritten at egress only,
+//! The two in the middle exist only if the client is masqueraded. Source addresses are rewritten at egress only,
 //! so that reverse-path filters see the address that a packet really comes from.
+//!
+//! A client that reaches one backend through two frontends from one port has a second flow whose packets would be the
+//! first one's after ingress. Its entries name another port for the client, which takes that at ingress and has its own
+//! back at egress: everything in between, masquerading as well, sees two clients' ports.
 use crate::{addr::Addr, proto};
 
 pod! {
@@ -65,11 +69,39 @@ impl Tuple {
     pub const fn from(&self, src: Addr, src_port: u16) -> Self {
         Self { src, src_port, ..*self }
     }
+
+    /// What its entry makes of a packet that arrives.
+    #[inline(always)]
+    #[must_use]
+    pub const fn after_ingress(&self, flow: &Flow) -> Self {
+        Self { dst: flow.to, dst_port: flow.to_port, src_port: flow.other_port, ..*self }
+    }
+
+    /// What its entry makes of a packet that leaves.
+    #[inline(always)]
+    #[must_use]
+    pub const fn after_egress(&self, flow: &Flow) -> Self {
+        Self { src: flow.to, src_port: flow.to_port, dst_port: flow.other_port, ..*self }
+    }
+
+    /// Of a packet that dials, and its entry: the reply as it leaves.
+    #[inline(always)]
+    #[must_use]
+    pub const fn reply(&self, dial: &Flow) -> Self {
+        self.after_ingress(dial).reversed().at(HOOK_EGRESS)
+    }
+
+    /// Of a reply that leaves, and its entry: the packet that dialled.
+    #[inline(always)]
+    #[must_use]
+    pub const fn dial(&self, reply: &Flow) -> Self {
+        self.after_egress(reply).reversed().at(HOOK_INGRESS)
+    }
 }
 
 pod! {
     /// An entry. Only `seen` is written after the entry was made.
-    pub struct Flow [40] {
+    pub struct Flow [48] {
         /// The new address.
         pub to: Addr,
         /// When last, and what: see [`seen`]. One word, so that it is read and written whole.
@@ -82,8 +114,12 @@ pod! {
         pub created: u32,
         /// The new port, network order.
         pub to_port: u16,
+        /// The port at the other end, network order: the packet's own, unless the client was given another one.
+        pub other_port: u16,
         /// `ROLE_…` and `FLAG_…`.
         pub flags: u16,
+        /// Always 0.
+        pub zero: [u16; 3],
     }
 }
 

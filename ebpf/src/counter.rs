@@ -75,7 +75,8 @@ counters! {
     PacketSctpPort = 26, "packet_sctp_port";
     /// A port to masquerade a client behind was taken, and another one tried.
     SnatRetry = 27, "snat_retry";
-    /// The client already talks to the chosen backend from this port through another address: dropped.
+    /// The client already talks to the chosen backend from this port through another address, and no other port was free
+    /// for it, or the protocol is SCTP, whose ports cannot be changed: dropped.
     PacketClash = 28, "packet_clash";
     /// A packet went to an address in a service CIDR that no Service has: dropped.
     PacketUnknownAddress = 29, "packet_unknown_address";
@@ -83,6 +84,8 @@ counters! {
     PacketPing = 30, "packet_ping";
     /// A packet from outside the cluster to a ClusterIP, with --cluster-ips-from-outside=false: dropped.
     PacketClusterIpFromOutside = 31, "packet_cluster_ip_from_outside";
+    /// A client already talked to the chosen backend from its port through another address: it was given another port.
+    PacketOtherPort = 32, "packet_other_port";
     /// A record for `sheave monitor` was lost because its reader was too slow.
     EventLost = 40, "event_lost";
 }

@@ -83,13 +83,22 @@ impl FlowTable {
         };
         let forward = dial.to(backend, port(8080)).at(HOOK_EGRESS);
         let back = forward.from(node, port(20_000)).reversed().at(HOOK_INGRESS);
-        let flow =
-            |to, to_port, flags| Flow { to, seen, service: 1, backend: 1, created: seen::time(seen), to_port, flags };
+        let flow = |to, to_port, other_port, flags| Flow {
+            to,
+            seen,
+            service: 1,
+            backend: 1,
+            created: seen::time(seen),
+            to_port,
+            other_port,
+            flags,
+            zero: [0; 3],
+        };
         for (tuple, flow) in [
-            (dial, flow(backend, port(8080), ROLE_DIAL | FLAG_MASQUERADE)),
-            (forward.reversed(), flow(frontend, port(30_001), ROLE_REPLY)),
-            (forward, flow(node, port(20_000), ROLE_MASQUERADE)),
-            (back, flow(client, port(40_000), ROLE_RETURN)),
+            (dial, flow(backend, port(8080), port(40_000), ROLE_DIAL | FLAG_MASQUERADE)),
+            (forward.reversed(), flow(frontend, port(30_001), port(40_000), ROLE_REPLY)),
+            (forward, flow(node, port(20_000), port(8080), ROLE_MASQUERADE)),
+            (back, flow(client, port(40_000), port(8080), ROLE_RETURN)),
         ] {
             self.entries.insert(&tuple, &flow, 0)?;
         }

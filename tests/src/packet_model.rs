@@ -27,6 +27,8 @@ use crate::packet::{self, ETH, FIN, ICMP, ICMPV6, RST, SCTP, TCP, UDP};
 struct Dial {
     service: usize,
     backend: SocketAddr,
+    /// The client's port from then on.
+    port: u16,
     is_masqueraded: bool,
     /// TCP flags so far.
     seen: u8,
@@ -36,6 +38,8 @@ struct Dial {
 #[derive(Clone, Copy, Debug)]
 struct Reply {
     frontend: SocketAddr,
+    /// The client's own port.
+    port: u16,
     seen: u8,
 }
 
@@ -103,7 +107,7 @@ impl Model {
             return self.follow(came, &p);
         }
         match self.returned(&p).filter(|_| p.proto != TCP) {
-            Some(client) => self.arrive(came, &p, client, self.reply_mark(), Why::Returned),
+            Some(client) => self.arrive(came, &p, (client, p.src.port()), self.reply_mark(), Why::Returned),
             None => self.dial(came, &p),
         }
     }
@@ -116,7 +120,7 @@ impl Model {
             return self.follow(came, &p);
         }
         match self.returned(&p) {
-            Some(client) => self.arrive(came, &p, client, self.reply_mark(), Why::Returned),
+            Some(client) => self.arrive(came, &p, (client, p.src.port()), self.reply_mark(), Why::Returned),
             None => came.untouched(Why::Foreign),
         }
     }
@@ -146,7 +150,7 @@ impl Model {
             return self.forward(came, p, dial, Why::Followed);
         }
         match self.returns.get(&p.ends()).copied() {
-            Some(client) => self.arrive(came, p, client, self.reply_mark(), Why::Returned),
+            Some(client) => self.arrive(came, p, (client, p.src.port()), self.reply_mark(), Why::Returned),
             None => came.untouched(Why::Foreign),
         }
     }
@@ -202,7 +206,8 @@ impl Model {
     fn is_current(&self, p: &Shape, dial: &Dial, service: usize) -> bool {
         let mut endpoints = self.world.services[service].endpoints.iter();
         let serves = endpoints.any(|endpoint| endpoint.at == dial.backend && endpoint.serves);
-        let replies = self.replies.get(&(p.proto, dial.backend, p.src)).map_or(0, |reply| reply.seen);
+        let client = SocketAddr::new(p.src.ip(), dial.port);
+        let replies = self.replies.get(&(p.proto, dial.backend, client)).map_or(0, |reply| reply.seen);
         let is_closing = p.proto == TCP && (dial.seen | replies) & (FIN | RST) != 0;
         dial.service == service && serves && !is_closing
     }
@@ -224,8 +229,9 @@ impl Model {
             let why = unable.iter().find_map(|endpoint| self.why_not(p, endpoint.at));
             return came.dropped(why.unwrap_or(Why::Clash));
         };
-        let dial = self.enter(p, service, kind, &endpoint);
-        self.forward(came, p, dial, Why::Opened)
+        let port = self.port(came, p, endpoint.at);
+        let dial = self.enter(p, service, kind, &endpoint, port);
+        self.forward(came, p, dial, if port == p.src.port() { Why::Opened } else { Why::Clash })
     }
 
     /// Why a flow to this backend cannot be.
@@ -233,20 +239,35 @@ impl Model {
         if p.proto == SCTP && backend.port() != p.dst.port() {
             return Some(Why::SctpPort);
         }
-        self.clashes(p, backend).then_some(Why::Clash)
+        (p.proto == SCTP && self.clashes(p, backend)).then_some(Why::Clash)
     }
 
-    /// Whether replies from `backend` could not be told from those of another flow of this client and port.
+    /// Whether replies from `backend` could not be told from those of another flow of this client.
     fn clashes(&self, p: &Shape, backend: SocketAddr) -> bool {
-        let other = self.replies.get(&(p.proto, backend, p.src)).filter(|reply| reply.frontend != p.dst);
-        other.is_some_and(|reply| {
-            let dial = self.dials.get(&(p.proto, p.src, reply.frontend));
-            let is_over = |dial: &Dial| (dial.seen | reply.seen) & RST != 0 || dial.seen & reply.seen & FIN != 0;
-            dial.is_some_and(|dial| p.proto != TCP || !is_over(dial))
+        self.replies.get(&(p.proto, backend, p.src)).is_some_and(|reply| {
+            let client = SocketAddr::new(p.src.ip(), reply.port);
+            let dial = self.dials.get(&(p.proto, client, reply.frontend));
+            (client, reply.frontend) != (p.src, p.dst)
+                && dial.is_some_and(|dial| (dial.backend, dial.port) == (backend, p.src.port()))
         })
     }
 
-    fn enter(&mut self, p: &Shape, service: usize, kind: Kind, endpoint: &Endpoint) -> Dial {
+    /// The client's port from now on: its own, or where that would clash any free one that means nothing else here.
+    fn port(&self, came: &Came, p: &Shape, backend: SocketAddr) -> u16 {
+        let own = p.src.port();
+        let is_free = |client: &SocketAddr| {
+            let port = client.port();
+            (port < 1024) == (own < 1024)
+                && port >= 512
+                && !(PORTS.0..=PORTS.1).contains(&port)
+                && self.world.frontend(p.proto, *client).is_none()
+                && !self.replies.contains_key(&(p.proto, backend, *client))
+        };
+        let given = sent_from(came.did).filter(|client| self.clashes(p, backend) && is_free(client));
+        given.map_or(own, |client| client.port())
+    }
+
+    fn enter(&mut self, p: &Shape, service: usize, kind: Kind, endpoint: &Endpoint, port: u16) -> Dial {
         let World { settings, workload_programs, .. } = self.world;
         let whose = self.world.whose(p.src.ip());
         let is_own = endpoint.at.ip() == World::node(endpoint.at.is_ipv6());
@@ -257,8 +278,9 @@ impl Model {
         self.masqueraded |= wanted;
         // What is masqueraded to a process of this node does not leave: its replies come by as they are.
         self.plain |= !is_masqueraded || is_own;
-        let dial = Dial { service, backend: endpoint.at, is_masqueraded, seen: p.tcp };
-        self.replies.insert((p.proto, endpoint.at, p.src), Reply { frontend: p.dst, seen: 0 });
+        let dial = Dial { service, backend: endpoint.at, port, is_masqueraded, seen: p.tcp };
+        let reply = Reply { frontend: p.dst, port: p.src.port(), seen: 0 };
+        self.replies.insert((p.proto, endpoint.at, SocketAddr::new(p.src.ip(), port)), reply);
         self.dials.insert(p.ends(), dial);
         dial
     }
@@ -268,11 +290,11 @@ impl Model {
         let nobody = SocketAddr::new(World::node(p.src.is_ipv6()), 0);
         match p.proto {
             TCP => came.answered(p.reset(), why),
-            UDP if self.clashes(p, nobody) => came.dropped(Why::Clash),
             UDP => {
-                self.replies.insert((p.proto, nobody, p.src), Reply { frontend: p.dst, seen: 0 });
+                let reply = Reply { frontend: p.dst, port: p.src.port(), seen: 0 };
+                self.replies.insert((p.proto, nobody, p.src), reply);
                 self.plain = true;
-                self.arrive(came, p, nobody, 0, why)
+                self.arrive(came, p, (nobody, p.src.port()), 0, why)
             }
             _ => came.dropped(why),
         }
@@ -280,12 +302,13 @@ impl Model {
 
     fn forward(&mut self, came: &Came, p: &Shape, dial: Dial, why: Why) -> Fate {
         let mark = if dial.is_masqueraded { self.masquerade_mark() } else { 0 };
-        self.arrive(came, p, dial.backend, mark, why)
+        self.arrive(came, p, (dial.backend, dial.port), mark, why)
     }
 
-    fn arrive(&mut self, came: &Came, p: &Shape, to: SocketAddr, mark: u32, why: Why) -> Fate {
+    /// With a new destination, and this source port.
+    fn arrive(&mut self, came: &Came, p: &Shape, (to, src_port): (SocketAddr, u16), mark: u32, why: Why) -> Fate {
         self.fragments.remember(p, false);
-        let Some(bytes) = p.sent_to(to) else { return came.dropped(Why::FalseError) };
+        let Some(bytes) = p.sent_to(to, src_port) else { return came.dropped(Why::FalseError) };
         Came { mark: came.mark | mark, ..*came }.becomes(bytes, of_kind(p, why))
     }
 
@@ -302,11 +325,11 @@ impl Model {
         let Some(p) = Shape::read(came.bytes, &self.fragments, true) else { return came.untouched(Why::Foreign) };
         if let Some(reply) = self.replies.get_mut(&p.ends()) {
             reply.seen |= p.tcp;
-            let frontend = reply.frontend;
-            return self.leave(came, &p, frontend, Why::Answered);
+            let sent = (reply.frontend, reply.port);
+            return self.leave(came, &p, sent, Why::Answered);
         }
         if let Some(seen_as) = self.masquerades.get(&p.ends()).copied() {
-            return self.leave(came, &p, seen_as, Why::Masqueraded);
+            return self.leave(came, &p, (seen_as, p.dst.port()), Why::Masqueraded);
         }
         if ours & self.masquerade_mark() == 0 || !p.is_ordinary() {
             return came.untouched(Why::Foreign);
@@ -331,12 +354,13 @@ impl Model {
         let chosen = free.iter().find(|at| sent_from(came.did) == Some(**at)).unwrap_or(&free[0]);
         self.masquerades.insert(p.ends(), *chosen);
         self.returns.insert((p.proto, p.dst, *chosen), p.src);
-        self.leave(came, p, *chosen, Why::Masqueraded)
+        self.leave(came, p, (*chosen, p.dst.port()), Why::Masqueraded)
     }
 
-    fn leave(&mut self, came: &Came, p: &Shape, from: SocketAddr, why: Why) -> Fate {
+    /// With a new source, and this destination port.
+    fn leave(&mut self, came: &Came, p: &Shape, (from, dst_port): (SocketAddr, u16), why: Why) -> Fate {
         self.fragments.remember(p, true);
-        came.becomes(p.sent_from(from), of_kind(p, why))
+        came.becomes(p.sent_from(from, dst_port), of_kind(p, why))
     }
 }
 

@@ -92,7 +92,7 @@ impl Pair {
             let mut slice = Slice::new(&format!("{name}-{}", family.to_lowercase()), name);
             slice = slice.address_type(family).port("t", 8080, "TCP").port("u", 8080, "UDP");
             for pod in backends {
-                let node = if pod.v4 == self.a.v4 { "n1" } else { "n2" };
+                let node = if pod.v4.octets()[2] == 1 { "n1" } else { "n2" };
                 let address = if family == "IPv4" { pod.v4.to_string() } else { pod.v6.to_string() };
                 slice = slice.ready(&address, node);
             }

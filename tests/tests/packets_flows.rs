@@ -1,6 +1,6 @@
 //! FLOW rows beyond the first, and the settings of the packet path, with packets from outside.
 
-use std::time::Duration;
+use std::{io::Read as _, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -9,9 +9,12 @@ use sheave_tests::{
     lab::Lab,
     node::Server,
     objects::{Slice, Svc},
+    packet::{ACK, Draft, ETH, RST, TCP},
     pair::{N1, N1_UPLINK, OUTSIDE, Pair, WAYS, reaches},
+    place::Place,
     wait::{SOON, eventually},
 };
+use socket2::{Domain, Protocol, Socket, Type};
 
 const POD: &str = "10.244.1.30";
 
@@ -229,4 +232,54 @@ fn flow_9_terminating_endpoints() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// FLOW-14: a segment that no TCP would expect (kubernetes#74839) comes from whom the client dialled or not at all, while
+/// the connection is open, after one side has reset it, and when both have closed it.
+#[test]
+fn flow_14_segments_outside_the_window_never_show_the_backend() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    pair.service("hidden", 41, &[&pair.a], |s| s)?;
+    pair.service("seen", 42, &[&pair.a], |s| s.set("externalTrafficPolicy", json!("Local")))?;
+    let _agent = pair.lab.n1().agent()?;
+    let outside = pair.lab.outside.client()?;
+    let raw = |place: &Place, protocol: i32| {
+        let open = move || Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(protocol)));
+        place.enter(open)?.context("cannot open a raw socket")
+    };
+    let mut ear = raw(&pair.lab.outside, libc::IPPROTO_TCP)?;
+    ear.set_read_timeout(Some(SOON))?;
+    let mouth = raw(&pair.a.place, libc::IPPROTO_RAW)?;
+    for to in ["192.0.2.11:30041", "192.0.2.11:30042"] {
+        let connection = outside.connect(Way::Tcp, to)?;
+        let (client, seen) = (connection.local()?, connection.ask()?.answer.client);
+        let mut connection = Some(connection);
+        for (what, flags) in [("open", ACK), ("open", ACK | RST), ("reset", ACK), ("closed", ACK)] {
+            if what == "closed" {
+                connection.take();
+            }
+            // The sequence number is another one than that of any real stream here, but for one chance in 2^16.
+            let marker = format!("{to} {what} {flags}");
+            let draft = Draft::new(TCP, pair.a.at(8080), seen);
+            let segment = Draft { tcp: flags, payload: marker.clone().into_bytes(), ..draft }.bytes();
+            mouth.send_to(&segment[ETH..], &seen.into())?;
+            let ends = until_heard(&mut ear, marker.as_bytes()).context(marker)?;
+            assert_eq!(ends, (to.parse()?, client), "{what}");
+        }
+    }
+    Ok(())
+}
+
+/// The ends of the segment with such a payload, source first.
+fn until_heard(ear: &mut Socket, payload: &[u8]) -> Result<(SocketAddr, SocketAddr)> {
+    let mut packet = [0; 2048];
+    loop {
+        let length = ear.read(&mut packet).context("it never came")?;
+        let Some(segment) = packet[..length].strip_suffix(payload) else { continue };
+        let end = |ip: usize, port: usize| -> Result<SocketAddr> {
+            let ip: [u8; 4] = segment[ip..ip + 4].try_into()?;
+            Ok(SocketAddr::from((ip, u16::from_be_bytes([segment[port], segment[port + 1]]))))
+        };
+        return Ok((end(12, 20)?, end(16, 22)?));
+    }
 }

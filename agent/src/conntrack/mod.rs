@@ -34,7 +34,7 @@ pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows, gone:
             if idle(flow) <= shortest {
                 return;
             }
-            let reply = reply_of(tuple, flow);
+            let reply = tuple.reply(flow);
             if !is_over(idle, tuple.proto, flow, table.flow(&reply).as_ref()) {
                 return;
             }
@@ -45,8 +45,9 @@ pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows, gone:
         }
         ROLE_REPLY if flow.flags & FLAG_REFUSED != 0 => idle(flow) > REFUSED_TIMEOUT,
         ROLE_REPLY => {
-            let dial = tuple.reversed().to(flow.to, flow.to_port).at(HOOK_INGRESS);
-            idle(flow) > ORPHAN_TIMEOUT && table.flow(&dial).is_none()
+            // Its client may have been led elsewhere since, or been given another port.
+            let dial = tuple.dial(flow);
+            idle(flow) > ORPHAN_TIMEOUT && table.flow(&dial).is_none_or(|flow| dial.reply(&flow) != *tuple)
         }
         ROLE_MASQUERADE => table.flow(&tuple.reversed()).is_none(),
         _ => table.flow(&tuple.to(flow.to, flow.to_port).at(HOOK_EGRESS)).is_none(),
@@ -61,12 +62,6 @@ fn is_over(idle: impl Fn(&Flow) -> u32, protocol: u8, dial: &Flow, reply: Option
     let phase = Phase::of(protocol, seen::flags(dial.seen), replies);
     let idle = reply.map_or(u32::MAX, &idle).min(idle(dial));
     idle > phase.timeout(protocol)
-}
-
-/// The packet that answers a dialled flow's, as it leaves.
-#[must_use]
-pub fn reply_of(dial: &Tuple, flow: &Flow) -> Tuple {
-    dial.to(flow.to, flow.to_port).reversed().at(HOOK_EGRESS)
 }
 
 /// Which kinds of flows there are: what the programs' quick checks ask.

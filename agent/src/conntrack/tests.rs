@@ -14,27 +14,37 @@ fn addr(text: &str) -> Addr {
     text.parse::<std::net::IpAddr>().unwrap().into()
 }
 
-/// All entries of a flow whose client is hidden: it was dialled at `dialled` and answered at `replied`.
-fn table(protocol: u8, dialled: (u32, u32), replied: (u32, u32)) -> HashMap<Tuple, Flow> {
+/// All entries of a flow whose client is hidden, dialled from port 1 at `dialled` and answered at `replied`. Behind
+/// ingress the client has the port given.
+fn table(port: u16, protocol: u8, dialled: (u32, u32), replied: (u32, u32)) -> HashMap<Tuple, Flow> {
     let (client, frontend) = (addr("198.51.100.10"), addr("192.0.2.11"));
     let (backend, node) = (addr("10.244.1.10"), addr("10.244.1.1"));
-    let tuple =
-        |src, src_port, dst, dst_port, hook| Tuple { src, dst, src_port, dst_port, proto: protocol, hook, zero: 0 };
-    let entry = |to, to_port, (flags, time), role| Flow {
+    let tuple = |src, src_port: u16, dst, dst_port: u16, hook| Tuple {
+        src,
+        dst,
+        src_port: src_port.to_be(),
+        dst_port: dst_port.to_be(),
+        proto: protocol,
+        hook,
+        zero: 0,
+    };
+    let entry = |to, to_port: u16, other_port: u16, (flags, time), role| Flow {
         to,
-        to_port,
+        to_port: to_port.to_be(),
+        other_port: other_port.to_be(),
         seen: seen::word(flags, time),
         service: 1,
         backend: 2,
         created: 0,
         flags: role,
+        zero: [0; 3],
     };
     let at = HOOK_EGRESS;
     HashMap::from([
-        (tuple(client, 1, frontend, 2, HOOK_INGRESS), entry(backend, 3, dialled, ROLE_DIAL | FLAG_MASQUERADE)),
-        (tuple(backend, 3, client, 1, at), entry(frontend, 2, replied, ROLE_REPLY)),
-        (tuple(client, 1, backend, 3, at), entry(node, 4, (0, 0), ROLE_MASQUERADE)),
-        (tuple(backend, 3, node, 4, HOOK_INGRESS), entry(client, 1, (0, 0), ROLE_RETURN)),
+        (tuple(client, 1, frontend, 2, HOOK_INGRESS), entry(backend, 3, port, dialled, ROLE_DIAL | FLAG_MASQUERADE)),
+        (tuple(backend, 3, client, port, at), entry(frontend, 2, 1, replied, ROLE_REPLY)),
+        (tuple(client, port, backend, 3, at), entry(node, 4, 3, (0, 0), ROLE_MASQUERADE)),
+        (tuple(backend, 3, node, 4, HOOK_INGRESS), entry(client, port, 3, (0, 0), ROLE_RETURN)),
     ])
 }
 
@@ -76,10 +86,12 @@ fn a_flow_lives_while_either_side_may_speak_and_goes_whole() {
         ("questions and answers, over", proto::UDP, (ANY | STREAM, 1000), (ANY, 1000), 121, 0),
     ];
     for (name, protocol, dialled, replied, later, left) in cases {
-        let mut table = table(protocol, dialled, replied);
-        let (passes, entries) = collect(&mut table, if name.starts_with("only") { later } else { 1000 + later });
-        assert_eq!(entries, left, "{name}");
-        assert!(passes <= 1, "{name}: {passes} passes");
+        for port in [1, 5] {
+            let mut table = table(port, protocol, dialled, replied);
+            let (passes, entries) = collect(&mut table, if name.starts_with("only") { later } else { 1000 + later });
+            assert_eq!(entries, left, "{name}, port {port}");
+            assert!(passes <= 1, "{name}, port {port}: {passes} passes");
+        }
     }
 }
 
@@ -92,9 +104,42 @@ fn what_a_full_table_pushed_out_leaves_nothing_behind() {
         ("the one back to the client", ROLE_RETURN),
     ];
     for (name, role) in roles {
-        let mut table = table(proto::UDP, (seen::ANY, 1000), (seen::ANY, 1000));
+        let mut table = table(5, proto::UDP, (seen::ANY, 1000), (seen::ANY, 1000));
         table.retain(|_, flow| flow.role() != role);
         assert_eq!(collect(&mut table, 1000 + 121).1, 0, "without {name}");
+    }
+}
+
+#[test]
+fn the_replies_of_a_port_that_the_client_has_no_more_are_forgotten() {
+    let then = table(5, proto::UDP, (seen::ANY | seen::STREAM, 1000), (seen::ANY, 1000));
+    let mut table = table(6, proto::UDP, (seen::ANY | seen::STREAM, 1100), (seen::ANY, 1100));
+    then.into_iter().for_each(|(tuple, flow)| {
+        table.entry(tuple).or_insert(flow);
+    });
+    assert_eq!(table.len(), 6, "the dialled entry and the one back to the client are the same");
+    collect(&mut table, 1121);
+    assert_eq!(table.len(), 4);
+}
+
+#[test]
+fn people_see_the_clients_own_port_and_what_the_backend_sees() {
+    let cases = [
+        ("hidden", 1, true, Some("10.244.1.1:4")),
+        ("hidden, another port", 5, true, Some("10.244.1.1:4")),
+        ("seen", 1, false, None),
+        ("seen, another port", 5, false, Some("198.51.100.10:5")),
+    ];
+    for (name, port, is_hidden, seen_as) in cases {
+        let table = table(port, proto::TCP, (seen::ANY, 0), (seen::ANY, 0));
+        let mut entries: Vec<_> = table.clone().into_iter().collect();
+        if !is_hidden {
+            entries.iter_mut().for_each(|(_, flow)| flow.flags &= !FLAG_MASQUERADE);
+        }
+        let flows = views(0, &entries, &table, &|_| None);
+        let [flow] = flows.as_slice() else { panic!("{name}: {flows:?}") };
+        assert_eq!(flow.client, "198.51.100.10:1".parse().unwrap(), "{name}");
+        assert_eq!(flow.masqueraded_as, seen_as.map(|text| text.parse().unwrap()), "{name}");
     }
 }
 
@@ -103,7 +148,7 @@ fn the_kinds_of_flows_are_those_of_what_is_left() {
     let own = addr("10.244.1.10");
     let kinds = |keep: &dyn Fn(&Flow) -> bool, is_own: bool| {
         let mut kinds = Kinds::default();
-        let table = table(proto::TCP, (seen::ANY, 0), (seen::ANY, 0));
+        let table = table(1, proto::TCP, (seen::ANY, 0), (seen::ANY, 0));
         table.values().filter(|f| keep(f)).for_each(|f| kinds.add(f, |a| is_own && *a == own));
         (kinds.masqueraded, kinds.plain)
     };

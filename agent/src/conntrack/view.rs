@@ -9,7 +9,7 @@ use sheave_ebpf::{
     names::{ServiceName, unpad},
 };
 
-use super::{ReadFlows, reply_of};
+use super::ReadFlows;
 use crate::lb;
 
 /// A flow from a client outside to a backend. Contract: fields may be added, never renamed.
@@ -24,7 +24,7 @@ pub struct FlowView {
     pub frontend: SocketAddr,
     /// Where it is served.
     pub backend: SocketAddr,
-    /// What the backend sees in place of the client; null = the client.
+    /// What the backend sees in place of the client: this node, or another port of the client; null = the client.
     pub masqueraded_as: Option<SocketAddr>,
     /// "namespace/name" of the Service, where it is known.
     pub service: Option<String>,
@@ -57,9 +57,13 @@ fn view(
     table: &impl ReadFlows,
     name: &dyn Fn(u32) -> Option<ServiceName>,
 ) -> FlowView {
-    let reply = reply_of(tuple, flow);
+    let reply = tuple.reply(flow);
     let replies = table.flow(&reply).map_or(0, |reply| reply.seen);
-    let hidden = (flow.flags & FLAG_MASQUERADE != 0).then(|| table.flow(&reply.reversed())).flatten();
+    let seen_as = if flow.flags & FLAG_MASQUERADE != 0 {
+        table.flow(&reply.reversed()).map(|flow| socket(&flow.to, flow.to_port))
+    } else {
+        (flow.other_port != tuple.src_port).then(|| socket(&tuple.src, flow.other_port))
+    };
     let last = seen::time(flow.seen).max(seen::time(replies));
     let state = match Phase::of(tuple.proto, seen::flags(flow.seen), seen::flags(replies)) {
         Phase::Opening => "opening",
@@ -72,7 +76,7 @@ fn view(
         client: socket(&tuple.src, tuple.src_port),
         frontend: socket(&tuple.dst, tuple.dst_port),
         backend: socket(&flow.to, flow.to_port),
-        masqueraded_as: hidden.map(|hidden| socket(&hidden.to, hidden.to_port)),
+        masqueraded_as: seen_as,
         service: name(flow.service).map(|n| format!("{}/{}", unpad(&n.namespace), unpad(&n.name))),
         state: state.to_owned(),
         age: now.saturating_sub(flow.created),

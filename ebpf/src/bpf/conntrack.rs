@@ -1,13 +1,14 @@
 //! The map side of conntrack: finding, touching and making flows.
 use crate::{
-    maps, select,
+    count, maps, nat, select,
     skb::{Packet, TCP_FIN, TCP_RST},
 };
-use aya_ebpf::bindings::BPF_ANY;
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use sheave_ebpf::{
     backend::RETIRED,
-    conntrack::{FLAG_MASQUERADE, FLAG_REFUSED, Flow, HOOK_EGRESS, Phase, ROLE_DIAL, ROLE_REPLY, Tuple, seen},
+    conntrack::{FLAG_MASQUERADE, FLAG_REFUSED, Flow, Phase, ROLE_DIAL, ROLE_REPLY, Tuple, seen},
     counter::Counter,
+    frontend::FrontendKey,
     meta, proto,
 };
 
@@ -30,7 +31,7 @@ impl Entry {
     pub fn touch(&self, packet: &Packet) {
         let old = self.flow.seen;
         let now = select::now();
-        let stream = if now.wrapping_sub(self.flow.created) >= seen::STREAM_AGE { seen::STREAM } else { 0 };
+        let stream = if now.saturating_sub(self.flow.created) >= seen::STREAM_AGE { seen::STREAM } else { 0 };
         let word = seen::word(seen::flags(old) | kinds(packet) | stream, now);
         if word != old {
             // SAFETY: map values outlive this run. Should the element be another flow's by now, that flow is kept a
@@ -46,12 +47,6 @@ fn kinds(packet: &Packet) -> u32 {
     let fin = if packet.tcp & TCP_FIN != 0 { seen::FIN } else { 0 };
     let rst = if packet.tcp & TCP_RST != 0 { seen::RST } else { 0 };
     seen::ANY | fin | rst
-}
-
-/// The reply to a dialled flow, as it leaves.
-#[inline(always)]
-fn reply_of(dial: &Tuple, flow: &Flow) -> Tuple {
-    dial.to(flow.to, flow.to_port).reversed().at(HOOK_EGRESS)
 }
 
 /// Whether a packet that may open a flow goes where the entry says: its backend is still the service's and serves, and
@@ -74,22 +69,17 @@ pub fn is_current(tuple: &Tuple, flow: &Flow, service: u32) -> bool {
 
 #[inline(never)]
 fn is_over(tuple: &Tuple, flow: &Flow) -> bool {
-    let reply = reply_of(tuple, flow);
+    let reply = tuple.reply(flow);
     let replies = maps::flow(&reply).map_or(0, |entry| {
         // SAFETY: a live element; one aligned word.
         unsafe { (&raw const (*entry).seen).read_volatile() }
     });
-    phase(tuple.proto, flow.seen, replies) >= Phase::Closing
-}
-
-#[inline(always)]
-fn phase(protocol: u8, dial: u64, reply: u64) -> Phase {
-    Phase::of(protocol, seen::flags(dial), seen::flags(reply))
+    Phase::of(tuple.proto, seen::flags(flow.seen), seen::flags(replies)) >= Phase::Closing
 }
 
 /// Why a flow was not made.
 pub enum Refused {
-    /// The client and port already talk to this backend through another address.
+    /// The client and port already talk to this backend through another address or port.
     Clash,
     /// The table took no entry.
     Full,
@@ -106,26 +96,75 @@ impl Refused {
     }
 }
 
-/// Enters a flow that `packet` opens: replies first, so that none goes out untranslated.
+/// Enters a flow that `packet` opens, unless its replies would be those of another flow.
 #[inline(never)]
 pub fn open(packet: &Packet, flow: &Flow) -> Result<(), Refused> {
-    let reply = reply_of(&packet.tuple, flow);
+    let reply = packet.tuple.reply(flow);
     if let Some(entry) = find(&reply)
         && entry.flow.role() == ROLE_REPLY
     {
-        let other = !entry.flow.to.is(&packet.tuple.dst) || entry.flow.to_port != packet.tuple.dst_port;
-        if other && is_alive(&packet.tuple, &entry.flow) {
+        let Flow { to, to_port, other_port, .. } = &entry.flow;
+        let Tuple { dst, dst_port, src_port, .. } = &packet.tuple;
+        let is_another_ones = !to.is(dst) || to_port != dst_port || other_port != src_port;
+        if is_another_ones && find(&reply.dial(&entry.flow)).is_some_and(|dial| is_answered(&dial.flow, &reply)) {
             return Err(Refused::Clash);
         }
     }
+    enter(packet, flow, &reply, BPF_ANY)
+}
+
+/// Whether the packets of a dialled flow are answered by this reply: it may have been led elsewhere since.
+#[inline(always)]
+fn is_answered(dial: &Flow, reply: &Tuple) -> bool {
+    dial.to.is(&reply.src) && dial.to_port == reply.src_port && dial.other_port == reply.dst_port
+}
+
+/// Ports tried before the client counts as having none left, to this backend.
+const TRIES: u32 = 16;
+
+/// Enters a flow that [`open`] refused for a clash, with another port for the client. SCTP's checksum covers the ports
+/// and cannot be made good here.
+#[inline(never)]
+pub fn open_from_another_port(packet: &Packet, flow: &mut Flow) -> Result<(), Refused> {
+    if packet.tuple.proto == proto::SCTP {
+        return Err(Refused::Clash);
+    }
+    // Servers that trust privileged ports go on to: netfilter keeps to the kind as well.
+    let is_privileged = u16::from_be(packet.tuple.src_port) < 1024;
+    let ports = if is_privileged { (512, 512) } else { (1024, 64_512) };
+    for _ in 0..TRIES {
+        flow.other_port = nat::draw(ports);
+        if try_port(packet, flow) {
+            count::bump(Counter::PacketOtherPort);
+            return Ok(());
+        }
+    }
+    Err(Refused::Clash)
+}
+
+/// Enters the flow if its port is free for it: one that no other flow of the client to this backend has, and none that
+/// would make a reply look like a packet to a frontend or to a masqueraded client.
+#[inline(never)]
+fn try_port(packet: &Packet, flow: &Flow) -> bool {
+    let Tuple { src, proto, .. } = packet.tuple;
+    let frontend = FrontendKey { addr: src, port: flow.other_port, proto, zero: 0 };
+    !nat::is_ours(flow.other_port)
+        && maps::frontend(&frontend).is_none()
+        && enter(packet, flow, &packet.tuple.reply(flow), BPF_NOEXIST).is_ok()
+}
+
+/// Replies first, so that none goes out untranslated.
+#[inline(always)]
+fn enter(packet: &Packet, flow: &Flow, reply: &Tuple, how: u32) -> Result<(), Refused> {
     let back = Flow {
         to: packet.tuple.dst,
         to_port: packet.tuple.dst_port,
+        other_port: packet.tuple.src_port,
         seen: seen::word(0, seen::time(flow.seen)),
         flags: flow.flags & !FLAG_MASQUERADE | ROLE_REPLY,
         ..*flow
     };
-    let made = maps::insert_flow(&reply, &back, BPF_ANY);
+    let made = maps::insert_flow(reply, &back, how);
     // A refused flow has no entry of its own: its next packet asks again whether there is a backend.
     let made = if flow.flags & FLAG_REFUSED == 0 {
         made.and_then(|()| maps::insert_flow(&packet.tuple, flow, BPF_ANY))
@@ -136,17 +175,6 @@ pub fn open(packet: &Packet, flow: &Flow) -> Result<(), Refused> {
         return Err(Refused::Full);
     }
     Ok(())
-}
-
-/// Whether the flow that a reply entry belongs to may still carry packets.
-#[inline(always)]
-fn is_alive(tuple: &Tuple, reply: &Flow) -> bool {
-    let dial = tuple.to(reply.to, reply.to_port);
-    let Some(entry) = maps::flow(&dial) else { return false };
-    // SAFETY: a live element; one aligned word.
-    let dialled = unsafe { (&raw const (*entry).seen).read_volatile() };
-    let phase = phase(tuple.proto, dialled, reply.seen);
-    phase < Phase::Closed && select::now().wrapping_sub(seen::time(dialled)) < phase.timeout(tuple.proto)
 }
 
 /// A flow of now, not yet entered.
@@ -160,7 +188,9 @@ pub fn flow(packet: &Packet, service: u32, id: u32, flags: u16) -> Flow {
         backend: id,
         created: now,
         to_port: 0,
+        other_port: packet.tuple.src_port,
         flags: flags | ROLE_DIAL,
+        zero: [0; 3],
     }
 }
 

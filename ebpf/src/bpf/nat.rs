@@ -41,7 +41,7 @@ pub fn hide(skb: Skb, packet: &Packet) -> i32 {
         return DROP;
     };
     let Some(port) = choose(packet, &addr) else { return DROP };
-    let forward = entry(&addr, port, ROLE_MASQUERADE);
+    let forward = entry(packet, &addr, port, ROLE_MASQUERADE);
     if maps::insert_flow(&packet.tuple, &forward, BPF_NOEXIST).is_err() {
         // Another CPU was faster with the flow's next packet: its choice holds.
         maps::remove_flow(&back(packet, &addr, port));
@@ -49,14 +49,14 @@ pub fn hide(skb: Skb, packet: &Packet) -> i32 {
             watch::kept_back(packet, Counter::ConntrackFull);
             return DROP;
         };
-        return send(skb, packet, &theirs.flow.to, theirs.flow.to_port);
+        return send(skb, packet, &theirs.flow);
     }
-    send(skb, packet, &addr, port)
+    send(skb, packet, &forward)
 }
 
 #[inline(always)]
-fn send(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> i32 {
-    if skb::set_source(skb, packet, addr, port).is_none() {
+fn send(skb: Skb, packet: &Packet, flow: &Flow) -> i32 {
+    if skb::set_source(skb, packet, flow).is_none() {
         watch::kept_back(packet, Counter::PacketMalformed);
         return DROP;
     }
@@ -66,8 +66,7 @@ fn send(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> i32 {
 /// A free port, network order, at random; taken when this returns.
 #[inline(always)]
 fn choose(packet: &Packet, addr: &Addr) -> Option<u16> {
-    let (first, count) = maps::snat_ports();
-    let to_client = entry(&packet.tuple.src, packet.tuple.src_port, ROLE_RETURN);
+    let to_client = entry(packet, &packet.tuple.src, packet.tuple.src_port, ROLE_RETURN);
     if packet.tuple.proto == proto::SCTP {
         // Its checksum covers the ports and cannot be made good here: the client's own port, or none.
         let port = packet.tuple.src_port;
@@ -78,14 +77,20 @@ fn choose(packet: &Packet, addr: &Addr) -> Option<u16> {
         return Some(port);
     }
     for _ in 0..TRIES {
-        let port = (first + ((u64::from(select::random()) * u64::from(count)) >> 32) as u32) as u16;
-        if try_port(packet, addr, port.to_be(), &to_client) {
-            return Some(port.to_be());
+        let port = draw(maps::snat_ports());
+        if try_port(packet, addr, port, &to_client) {
+            return Some(port);
         }
         count::bump(Counter::SnatRetry);
     }
     watch::kept_back(packet, Counter::SnatExhausted);
     None
+}
+
+/// One of the ports from `first` on, so many, at random; network order.
+#[inline(always)]
+pub fn draw((first, count): (u32, u32)) -> u16 {
+    ((first + select::below(count, select::random())) as u16).to_be()
 }
 
 /// Takes a port if no flow has it. A frontend's port would make the reply a new connection to that frontend.
@@ -104,8 +109,19 @@ fn back(packet: &Packet, addr: &Addr, port: u16) -> Tuple {
     packet.tuple.from(*addr, port).reversed().at(HOOK_INGRESS)
 }
 
+/// An entry of the packet or of its reply: the backend's port is at the other end of both.
 #[inline(always)]
-fn entry(to: &Addr, to_port: u16, flags: u16) -> Flow {
+fn entry(packet: &Packet, to: &Addr, to_port: u16, flags: u16) -> Flow {
     let now = select::now();
-    Flow { to: *to, seen: seen::word(0, now), service: 0, backend: 0, created: now, to_port, flags }
+    Flow {
+        to: *to,
+        seen: seen::word(0, now),
+        service: 0,
+        backend: 0,
+        created: now,
+        to_port,
+        other_port: packet.tuple.dst_port,
+        flags,
+        zero: [0; 3],
+    }
 }

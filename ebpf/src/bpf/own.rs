@@ -1,7 +1,7 @@
 //! This node's own sockets.
 #![expect(clippy::undocumented_unsafe_blocks, reason = "helper calls, and fields of a socket that is not null")]
 
-use crate::skb::{Packet, Skb};
+use crate::skb::{self, Packet, Skb};
 use aya_ebpf::helpers::{bpf_sk_lookup_udp, bpf_sk_release};
 
 /// Whether a datagram is what a connected socket of this node waits for: its port may be a NodePort's number, too. TCP
@@ -11,8 +11,7 @@ pub fn awaits(skb: Skb, packet: &Packet) -> bool {
     const CURRENT_NETNS: u64 = u64::MAX;
     const TCP_ESTABLISHED: u32 = 1; // of a datagram socket: connected
     let tuple = &packet.tuple;
-    let ([a, b], [c, d]) = (tuple.src_port.to_ne_bytes(), tuple.dst_port.to_ne_bytes());
-    let ports = u32::from_ne_bytes([a, b, c, d]);
+    let ports = skb::ports(tuple);
     let (src, dst) = (&tuple.src.words, &tuple.dst.words);
     // struct bpf_sock_tuple: addresses of one family or the other, then the ports.
     let (mut sought, length) = if packet.is_v6 {

@@ -2,7 +2,7 @@
 //! client's. Egress rewrites sources: a client's into this node's, a backend's back into the frontend's. Between them
 //! the kernel routes.
 use crate::{
-    conntrack::{self, Entry},
+    conntrack::{self, Entry, Refused},
     icmp, maps, nat, own, ping, refuse, route, select,
     skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
     watch,
@@ -93,14 +93,13 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
     let Some(entry) = conntrack::find(&packet.tuple) else {
         return if ours & maps::masquerade_mark() != 0 && packet.is_ordinary() { nat::hide(skb, packet) } else { NEXT };
     };
-    let Flow { to, to_port, .. } = entry.flow;
     if packet.quoted != 0 {
-        return done(packet, icmp::set_source(skb, packet, &to, to_port));
+        return done(packet, icmp::set_source(skb, packet, &entry.flow));
     }
     if entry.flow.role() == ROLE_REPLY {
         entry.touch(packet);
     }
-    done(packet, skb::set_source(skb, packet, &to, to_port))
+    done(packet, skb::set_source(skb, packet, &entry.flow))
 }
 
 /// Whether an unmarked packet that leaves may belong to a flow: the reply to a client that is not hidden, or what this
@@ -144,14 +143,20 @@ fn follow(skb: Skb, packet: &Packet) -> Option<i32> {
     Some(send(skb, packet, &entry.flow))
 }
 
-/// Gives a packet its new destination, and tells egress what is left to do.
+/// Gives a packet, or an error about one, its new destination.
 #[inline(never)]
 fn send(skb: Skb, packet: &Packet, flow: &Flow) -> i32 {
     let rewritten = if packet.quoted != 0 {
-        icmp::set_destination(skb, packet, &flow.to, flow.to_port)
+        icmp::set_destination(skb, packet, flow)
     } else {
-        skb::set_destination(skb, packet, &flow.to, flow.to_port)
+        skb::set_destination(skb, packet, flow)
     };
+    hand_on(skb, packet, flow, rewritten)
+}
+
+/// Tells egress what is left to do.
+#[inline(always)]
+fn hand_on(skb: Skb, packet: &Packet, flow: &Flow, rewritten: Option<()>) -> i32 {
     if done(packet, rewritten) == DROP {
         return DROP;
     }
@@ -312,7 +317,11 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
     let mut flow = conntrack::flow(packet, frontend.service, id, if hidden { FLAG_MASQUERADE } else { 0 });
     flow.to = backend.addr;
     flow.to_port = backend.port;
-    if let Err(why) = conntrack::open(packet, &flow) {
+    let made = match conntrack::open(packet, &flow) {
+        Err(Refused::Clash) => conntrack::open_from_another_port(packet, &mut flow),
+        made => made,
+    };
+    if let Err(why) = made {
         watch::stopped(packet, why.counter(), frontend.service);
         return DROP;
     }
@@ -324,7 +333,8 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
         conntrack::announce(meta::PLAIN_FLOWS);
     }
     watch::opened(packet, &flow);
-    send(skb, packet, &flow)
+    // VERIFIER: not `send`, whose way through `icmp` would be too much on this stack.
+    hand_on(skb, packet, &flow, skb::set_destination(skb, packet, &flow))
 }
 
 /// Whether the backend shall see this node in place of the client (F35, F36).

@@ -82,6 +82,6 @@ fn lead_astray(skb: Skb, packet: &Packet) -> Option<i32> {
         return None;
     }
     conntrack::announce(meta::PLAIN_FLOWS);
-    skb::set_destination(skb, packet, &flow.to, 0)?;
+    skb::set_destination(skb, packet, &flow)?;
     Some(NEXT)
 }

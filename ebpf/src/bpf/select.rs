@@ -62,7 +62,8 @@ fn remembered(word: Word, config: Config, client: &AffinityKey, now: u32) -> Opt
     // SAFETY: a live element; the value is one aligned word, read and written whole.
     let value = unsafe { entry.read_volatile() };
     let (id, last) = (affinity::backend(value), affinity::last_used(value));
-    if now.wrapping_sub(last) > config.affinity_timeout() || !is_member(word, id) {
+    // Another CPU's clock may be ahead by a tick, and so by a second: what was used "later" was used just now.
+    if now.saturating_sub(last) > config.affinity_timeout() || !is_member(word, id) {
         return None;
     }
     if now != last {
@@ -138,7 +139,7 @@ fn choose(word: Word, config: Config, service: u32, draw: u32) -> Option<u32> {
 
 /// Multiply and shift: as even as a division, and always below `length`; 0 for a length of 0.
 #[inline(always)]
-fn below(length: u32, draw: u32) -> u32 {
+pub fn below(length: u32, draw: u32) -> u32 {
     ((u64::from(draw) * u64::from(length)) >> 32) as u32
 }
 

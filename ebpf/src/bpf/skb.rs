@@ -10,7 +10,7 @@ use aya_ebpf::{
 use core::{mem::MaybeUninit, ptr};
 use sheave_ebpf::{
     addr::Addr,
-    conntrack::{FragmentKey, Ports, Tuple},
+    conntrack::{Flow, FragmentKey, Ports, Tuple},
     proto,
 };
 
@@ -378,23 +378,21 @@ fn remember_fragments(packet: &Packet) {
     }
 }
 
-/// Replaces the destination. `None`: the packet is as it was, or too broken to go on.
+/// Replaces the destination as the packet's entry says. `None`: the packet is as it was, or too broken to go on.
 #[inline(never)]
-pub fn set_destination(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Option<()> {
-    let Tuple { dst, dst_port, .. } = &packet.tuple;
-    replace(skb, packet, &packet.tuple.to(*addr, port), (dst, *dst_port), (addr, port))
+pub fn set_destination(skb: Skb, packet: &Packet, flow: &Flow) -> Option<()> {
+    replace(skb, packet, &packet.tuple.after_ingress(flow), &packet.tuple.dst, &flow.to)
 }
 
-/// Replaces the source. `None`: the packet is as it was, or too broken to go on.
+/// Replaces the source as the packet's entry says. `None`: the packet is as it was, or too broken to go on.
 #[inline(never)]
-pub fn set_source(skb: Skb, packet: &Packet, addr: &Addr, port: u16) -> Option<()> {
-    let Tuple { src, src_port, .. } = &packet.tuple;
-    replace(skb, packet, &packet.tuple.from(*addr, port), (src, *src_port), (addr, port))
+pub fn set_source(skb: Skb, packet: &Packet, flow: &Flow) -> Option<()> {
+    replace(skb, packet, &packet.tuple.after_egress(flow), &packet.tuple.src, &flow.to)
 }
 
-/// Makes the packet one of `tuple`, which has `new` in place of `old`.
+/// Makes the packet one of `tuple`, which has the address `new` in place of `old`.
 #[inline(always)]
-fn replace(skb: Skb, packet: &Packet, tuple: &Tuple, old: (&Addr, u16), new: (&Addr, u16)) -> Option<()> {
+fn replace(skb: Skb, packet: &Packet, tuple: &Tuple, old: &Addr, new: &Addr) -> Option<()> {
     remember_fragments(packet);
     // UDP may carry no checksum: the flag leaves 0 alone and never produces it. SCTP's does not cover addresses.
     let checksum = match packet.tuple.proto {
@@ -404,12 +402,20 @@ fn replace(skb: Skb, packet: &Packet, tuple: &Tuple, old: (&Addr, u16), new: (&A
         _ => None,
     };
     if let Some((at, flags)) = checksum {
-        replace_pseudo(skb, at, flags, packet.is_v6, old.0, new.0)?;
-        if old.1 != new.1 {
-            csum_l4(skb, at, old.1.into(), new.1.into(), flags | 2)?;
+        replace_pseudo(skb, at, flags, packet.is_v6, old, new)?;
+        let (old, new) = (ports(&packet.tuple), ports(tuple));
+        if old != new {
+            csum_l4(skb, at, old.into(), new.into(), flags | 4)?;
         }
     }
-    set_ends(skb, packet, tuple, old.0, new.0)
+    set_ends(skb, packet, tuple, old, new)
+}
+
+/// Both ports of a tuple, as they stand in a packet.
+#[inline(always)]
+pub fn ports(tuple: &Tuple) -> u32 {
+    let ([s0, s1], [d0, d1]) = (tuple.src_port.to_ne_bytes(), tuple.dst_port.to_ne_bytes());
+    u32::from_ne_bytes([s0, s1, d0, d1])
 }
 
 /// Writes a tuple into the outermost header and what follows, with IPv4's checksum, which stands before the addresses.
@@ -417,7 +423,6 @@ fn replace(skb: Skb, packet: &Packet, tuple: &Tuple, old: (&Addr, u16), new: (&A
 fn set_ends(skb: Skb, packet: &Packet, tuple: &Tuple, old: &Addr, new: &Addr) -> Option<()> {
     let at = maps::link_header() + 8;
     let has_ports = packet.part as u8 != Part::Later as u8;
-    let ports = [tuple.src_port, tuple.dst_port];
     if packet.is_v6 {
         store(skb, at, &[tuple.src, tuple.dst])?;
     } else {
@@ -428,12 +433,11 @@ fn set_ends(skb: Skb, packet: &Packet, tuple: &Tuple, old: &Addr, new: &Addr) ->
         let (src, dst) = (tuple.src.words[3], tuple.dst.words[3]);
         if has_ports && packet.l4 == at + 12 {
             // Without options they stand side by side: one store, for nearly every packet.
-            let [[s0, s1], [d0, d1]] = ports.map(u16::to_ne_bytes);
-            return store(skb, at, &[third, src, dst, u32::from_ne_bytes([s0, s1, d0, d1])]);
+            return store(skb, at, &[third, src, dst, ports(tuple)]);
         }
         store(skb, at, &[third, src, dst])?;
     }
-    if has_ports { store(skb, packet.l4, &ports) } else { Some(()) }
+    if has_ports { store(skb, packet.l4, &ports(tuple)) } else { Some(()) }
 }
 
 /// A sum of 16-bit words, as 16 bits.

@@ -94,8 +94,9 @@ fn record_kept_back(packet: &Packet, reason: u32) {
     let way = Way { to: Some((&packet.tuple.dst, packet.tuple.dst_port)), ..Way::of_packet(packet) };
     match conntrack::find(&packet.tuple.reversed()) {
         Some(reply) => {
+            let client = Some((&packet.tuple.src, reply.flow.other_port));
             let dialled = (&reply.flow.to, reply.flow.to_port);
-            record(AT_PACKET, reason, reply.flow.service, &Way { dialled, ..way });
+            record(AT_PACKET, reason, reply.flow.service, &Way { client, dialled, ..way });
         }
         None => record(AT_PACKET, reason, NO_SERVICE, &way),
     }

@@ -79,7 +79,7 @@ pub enum Why {
     FromOutside,
     /// SCTP to another port: its checksum covers the port.
     SctpPort,
-    /// The replies could not be told from another flow's.
+    /// The replies could not be told from another flow's: the client gets another port, or with SCTP nothing.
     Clash,
     /// No port is free to masquerade with (F37).
     Exhausted,

@@ -111,10 +111,10 @@ impl<'a> Shape<'a> {
         self.is_ordinary() && (self.proto != TCP || self.tcp & (SYN | ACK) == SYN)
     }
 
-    /// With another destination; an error with another quoted source, too. `None`: the error is for somebody else than
+    /// With another destination and source port; an error with another quoted source, too. `None`: the error is for somebody else than
     /// the sender of what it quotes.
     #[must_use]
-    pub fn sent_to(&self, to: SocketAddr) -> Option<Vec<u8>> {
+    pub fn sent_to(&self, to: SocketAddr, src_port: u16) -> Option<Vec<u8>> {
         let mut bytes = self.bytes.to_vec();
         if let Some(quoted) = self.quoted {
             if self.outer.dst != self.dst.ip() {
@@ -122,25 +122,29 @@ impl<'a> Shape<'a> {
             }
             set_ip(&mut bytes, &quoted, Field::Source, to.ip());
             set_port(&mut bytes, quoted.l4, Field::Source, to.port());
+            set_port(&mut bytes, quoted.l4, Field::Destination, src_port);
         } else if !self.is_later() {
+            set_port(&mut bytes, self.outer.l4, Field::Source, src_port);
             set_port(&mut bytes, self.outer.l4, Field::Destination, to.port());
         }
         set_ip(&mut bytes, &self.outer, Field::Destination, to.ip());
         Some(bytes)
     }
 
-    /// With another source; an error with another quoted destination, and its own source where that is the same.
+    /// With another source and destination port; an error with another quoted destination, and its own source where that is the same.
     #[must_use]
-    pub fn sent_from(&self, from: SocketAddr) -> Vec<u8> {
+    pub fn sent_from(&self, from: SocketAddr, dst_port: u16) -> Vec<u8> {
         let mut bytes = self.bytes.to_vec();
         if let Some(quoted) = self.quoted {
             set_ip(&mut bytes, &quoted, Field::Destination, from.ip());
+            set_port(&mut bytes, quoted.l4, Field::Source, dst_port);
             set_port(&mut bytes, quoted.l4, Field::Destination, from.port());
             if self.outer.src != self.src.ip() {
                 return bytes; // a router in between speaks for itself
             }
         } else if !self.is_later() {
             set_port(&mut bytes, self.outer.l4, Field::Source, from.port());
+            set_port(&mut bytes, self.outer.l4, Field::Destination, dst_port);
         }
         set_ip(&mut bytes, &self.outer, Field::Source, from.ip());
         bytes
