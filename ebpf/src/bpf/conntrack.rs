@@ -214,9 +214,9 @@ pub fn are_there(kind: u32) -> bool {
     maps::meta_word(kind) != 0
 }
 
-/// Whether devices of workloads have the programs that hide a client and bring its replies back.
+/// Whether devices of workloads have the programs that masquerade a client and bring its replies back.
 #[inline(always)]
-pub fn can_hide_from_workloads() -> bool {
+pub fn can_masquerade_to_workloads() -> bool {
     are_there(meta::WORKLOAD_PROGRAMS)
 }
 

@@ -148,7 +148,7 @@ pub fn detects_pods() -> bool {
     DETECT_PODS.load() != 0
 }
 
-/// Mark of a packet whose client is to be hidden at egress.
+/// Mark of a packet whose client is to be masqueraded at egress.
 #[inline(always)]
 pub fn masquerade_mark() -> u32 {
     MARK.load()
@@ -160,7 +160,7 @@ pub fn reply_mark() -> u32 {
     MARK.load() << 1
 }
 
-/// First port, and number of ports, that hide clients.
+/// First port, and number of ports, that masquerade clients.
 #[inline(always)]
 pub fn snat_ports() -> (u32, u32) {
     (SNAT_FIRST.load(), SNAT_COUNT.load())

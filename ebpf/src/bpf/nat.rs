@@ -1,4 +1,4 @@
-//! Hiding a client behind this node: which address and port.
+//! Masquerading a client as this node: which address and port.
 use crate::{
     conntrack, count, maps, select,
     skb::{self, DROP, NEXT, Packet, Skb},
@@ -18,7 +18,7 @@ use sheave_ebpf::{
 /// as one in four billion.
 const TRIES: u32 = 32;
 
-/// Whether a port (network order) is one that hides clients.
+/// Whether a port (network order) is one that masquerades clients.
 #[inline(always)]
 pub fn is_ours(port: u16) -> bool {
     let (first, count) = maps::snat_ports();
@@ -33,9 +33,9 @@ pub fn address(device: &Device, is_v6: bool) -> Option<Addr> {
     if (a | b | d) == 0 { None } else { Some(addr) }
 }
 
-/// The first packet of a flow whose client is hidden leaves: chooses a port, remembers it, rewrites.
+/// The first packet of a flow whose client is masqueraded leaves: chooses a port, remembers it, rewrites.
 #[inline(never)]
-pub fn hide(skb: Skb, packet: &Packet) -> i32 {
+pub fn masquerade(skb: Skb, packet: &Packet) -> i32 {
     let Some(addr) = maps::device(skb::ifindex(skb)).and_then(|device| address(&device, packet.is_v6)) else {
         watch::kept_back(packet, Counter::SnatNoAddress);
         return DROP;
@@ -103,7 +103,7 @@ fn try_port(packet: &Packet, addr: &Addr, port: u16, to_client: &Flow) -> bool {
     maps::insert_flow(&back(packet, addr, port), to_client, BPF_NOEXIST).is_ok()
 }
 
-/// The reply to the hidden client, as it arrives.
+/// The reply to the masqueraded client, as it arrives.
 #[inline(always)]
 fn back(packet: &Packet, addr: &Addr, port: u16) -> Tuple {
     packet.tuple.from(*addr, port).reversed().at(HOOK_INGRESS)

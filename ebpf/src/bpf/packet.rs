@@ -1,4 +1,4 @@
-//! The packet path. Ingress rewrites destinations: a frontend's into a backend's, a hidden client's back into the
+//! The packet path. Ingress rewrites destinations: a frontend's into a backend's, a masqueraded client's back into the
 //! client's. Egress rewrites sources: a client's into this node's, a backend's back into the frontend's. Between them
 //! the kernel routes.
 use crate::{
@@ -48,7 +48,7 @@ pub fn ingress(skb: Skb) -> i32 {
         return if conntrack::any() { follow(skb, packet).unwrap_or(NEXT) } else { NEXT };
     }
     if packet.tuple.proto != proto::TCP
-        && let Some(verdict) = unhide(skb, packet)
+        && let Some(verdict) = unmasquerade(skb, packet)
     {
         return verdict;
     }
@@ -63,7 +63,7 @@ pub fn ingress(skb: Skb) -> i32 {
     if verdict == REFUSES { refuse::refuse(skb, packet) } else { verdict }
 }
 
-/// A packet arrives from a workload whose sockets we see: it can only be a reply to a client that we hid.
+/// A packet arrives from a workload whose sockets we see: it can only be a reply to a client that we masqueraded.
 #[inline(always)]
 pub fn ingress_from_workload(skb: Skb) -> i32 {
     if !conntrack::are_there(meta::MASQUERADED_FLOWS) {
@@ -74,11 +74,11 @@ pub fn ingress_from_workload(skb: Skb) -> i32 {
     if packet.quoted != 0 {
         return follow(skb, packet).unwrap_or(NEXT);
     }
-    unhide(skb, packet).unwrap_or(NEXT)
+    unmasquerade(skb, packet).unwrap_or(NEXT)
 }
 
-/// A packet leaves. One that ingress did not mark can only be ours where replies of clients that we did not hide leave,
-/// or when this node complains.
+/// A packet leaves. One that ingress did not mark can only be ours where replies of clients that we did not masquerade
+/// leave, or when this node complains.
 #[inline(always)]
 pub fn egress(skb: Skb, to_clients: bool) -> i32 {
     let mark = skb::mark(skb);
@@ -91,7 +91,11 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
     let mut room = MaybeUninit::uninit();
     let Some(packet) = skb::parse(skb, HOOK_EGRESS, &mut room) else { return NEXT };
     let Some(entry) = conntrack::find(&packet.tuple) else {
-        return if ours & maps::masquerade_mark() != 0 && packet.is_ordinary() { nat::hide(skb, packet) } else { NEXT };
+        return if ours & maps::masquerade_mark() != 0 && packet.is_ordinary() {
+            nat::masquerade(skb, packet)
+        } else {
+            NEXT
+        };
     };
     if packet.quoted != 0 {
         return done(packet, icmp::set_source(skb, packet, &entry.flow));
@@ -102,8 +106,8 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
     done(packet, skb::set_source(skb, packet, &entry.flow))
 }
 
-/// Whether an unmarked packet that leaves may belong to a flow: the reply to a client that is not hidden, or what this
-/// node itself says of a packet that it cannot forward, to the client or to a backend that does not know the client.
+/// Whether an unmarked packet that leaves may belong to a flow: the reply to a client that is not masqueraded, or what
+/// this node itself says of a packet that it cannot forward, to the client or to a backend that does not know the client.
 #[inline(always)]
 fn may_be_ours(skb: Skb, to_clients: bool) -> bool {
     (to_clients && conntrack::are_there(meta::PLAIN_FLOWS))
@@ -119,9 +123,9 @@ fn done(packet: &Packet, rewritten: Option<()>) -> i32 {
     NEXT
 }
 
-/// A packet to one of the ports that hide clients, if it belongs to one.
+/// A packet to one of the ports that masquerade clients, if it belongs to one.
 #[inline(always)]
-fn unhide(skb: Skb, packet: &Packet) -> Option<i32> {
+fn unmasquerade(skb: Skb, packet: &Packet) -> Option<i32> {
     // SCTP keeps the client's port, whatever that is.
     if !nat::is_ours(packet.tuple.dst_port) && packet.tuple.proto != proto::SCTP {
         return None;
@@ -309,12 +313,12 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
         return DROP;
     }
     let is_own = maps::is_own_address(&backend.addr);
-    let mut hidden = is_hidden(&tuple.src, frontend.kind, &choice, backend);
-    if hidden && !is_own && backend.flags & FLAG_LOCAL != 0 && !conntrack::can_hide_from_workloads() {
+    let mut masqueraded = is_masqueraded(&tuple.src, frontend.kind, &choice, backend);
+    if masqueraded && !is_own && backend.flags & FLAG_LOCAL != 0 && !conntrack::can_masquerade_to_workloads() {
         conntrack::announce(meta::MASQUERADED_FLOWS); // the agent attaches them, for the flows after this one
-        hidden = backend.addr.is(&tuple.src);
+        masqueraded = backend.addr.is(&tuple.src);
     }
-    let mut flow = conntrack::flow(packet, frontend.service, id, if hidden { FLAG_MASQUERADE } else { 0 });
+    let mut flow = conntrack::flow(packet, frontend.service, id, if masqueraded { FLAG_MASQUERADE } else { 0 });
     flow.to = backend.addr;
     flow.to_port = backend.port;
     let made = match conntrack::open(packet, &flow) {
@@ -325,11 +329,11 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
         watch::stopped(packet, why.counter(), frontend.service);
         return DROP;
     }
-    if hidden {
+    if masqueraded {
         conntrack::announce(meta::MASQUERADED_FLOWS);
     }
     // A process of this node sees its client in any case: its packets never leave.
-    if !hidden || is_own {
+    if !masqueraded || is_own {
         conntrack::announce(meta::PLAIN_FLOWS);
     }
     watch::opened(packet, &flow);
@@ -339,7 +343,7 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
 
 /// Whether the backend shall see this node in place of the client (F35, F36).
 #[inline(always)]
-fn is_hidden(client: &Addr, kind: u32, choice: &Choice, backend: &Backend) -> bool {
+fn is_masqueraded(client: &Addr, kind: u32, choice: &Choice, backend: &Backend) -> bool {
     let is_local = backend.flags & FLAG_LOCAL != 0;
     if backend.addr.is(client) {
         return true; // hairpin
