@@ -159,9 +159,6 @@ fn packets_from_outside_are_served() -> Result<()> {
         }
     }
 
-    if kernel < KernelVersion(6, 1) {
-        return Ok(()); // what follows was not yet seen to its end on 5.10
-    }
     outside.patience = SOON;
     let mut monitor = Monitor::start(lab.n1(), &agent, &[])?;
     assert_eq!(outside.outcome(Way::Tcp, "192.0.2.11:30044")?, "ECONNREFUSED");
@@ -169,6 +166,9 @@ fn packets_from_outside_are_served() -> Result<()> {
     assert_eq!([&told[0], &told[3], &told[5]], ["reject", "192.0.2.11:30044", "t/none"], "{told:?}");
     assert_eq!(monitor.end(Signal::SIGINT)?, "");
 
+    if kernel < KernelVersion(6, 1) {
+        return Ok(()); // what follows passes on 5.10, too, after minutes of waiting
+    }
     // Fragments, and links that are smaller than both ends believe, see packets_real.rs.
     lab.n1().host.ip("link set pod10 mtu 1320")?;
     lab.n2().host.ip("link set pod20 mtu 1320")?;
