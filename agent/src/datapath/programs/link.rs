@@ -20,6 +20,7 @@ const BPF_OBJ_GET: i64 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
+const BPF_LINK_DETACH: i64 = 34;
 
 /// The leading words of `union bpf_attr`; the kernel reads the rest as zero.
 fn bpf(command: i64, attributes: &mut [u32; 4]) -> io::Result<i32> {
@@ -92,6 +93,15 @@ impl Pinned {
     /// `ENOLINK` when the link is detached; else what the kernel says.
     pub fn replace(&self, program: BorrowedFd<'_>) -> io::Result<()> {
         bpf(BPF_LINK_UPDATE, &mut [raw(self.object.as_fd()), raw(program), 0, 0]).map(drop)
+    }
+
+    /// Ends a link's effect at once. Without it, that is when the kernel gets round to freeing a link whose pin and
+    /// descriptors are gone; until then the same program cannot be attached there again (`EEXIST`).
+    ///
+    /// # Errors
+    /// `ENOLINK` when it has none; else what the kernel says.
+    pub fn detach(&self) -> io::Result<()> {
+        bpf(BPF_LINK_DETACH, &mut [raw(self.object.as_fd()), 0, 0, 0]).map(drop)
     }
 
     /// Whether a link leads somewhere: not after BPF_LINK_DETACH, nor when its cgroup or device is gone.

@@ -110,6 +110,8 @@ pub struct Packets {
     options: PacketOptions,
     /// What each device has, by index.
     devices: BTreeMap<u32, Carrier>,
+    /// Devices that could not be given what they should have.
+    lacking: BTreeSet<u32>,
     watch: WorkloadWatch,
     lent: HashMap<MapData, u32, Lent>,
     addresses: HashMap<MapData, Addr, u32>,
@@ -149,6 +151,7 @@ impl Packets {
             programs: Programs { ethernet, tunnels },
             options,
             devices: BTreeMap::new(),
+            lacking: BTreeSet::new(),
             watch,
             lent: pinned::open(pins, maps::DEVICES, Map::HashMap)?,
             addresses: pinned::open(pins, maps::NODE_ADDRESSES, Map::HashMap)?,
@@ -165,11 +168,12 @@ impl Packets {
         (Control { orders: give, workloads }, Ordered { orders, tell })
     }
 
-    /// Updates the kernel to the devices there are. What fails is logged and left for the next call.
+    /// Updates the kernel to the devices there are. What fails is logged and tried again soon.
     pub fn set_devices(&mut self, devices: &[Device], upkeep: &Upkeep) {
         if let Err(error) = self.write_addresses(devices) {
             tracing::warn!(%error, "cannot update this node's addresses for the packet path");
         }
+        let lacked = std::mem::take(&mut self.lacking);
         for device in devices {
             let role = self.role(device);
             let known = self.devices.get(&device.index);
@@ -185,7 +189,10 @@ impl Packets {
                 }
                 // Devices vanish while we look at them: the next list will not have it.
                 Err(error) => {
-                    tracing::warn!(device = device.name, %error, "cannot attach the packet programs to a device");
+                    self.lacking.insert(device.index);
+                    if !lacked.contains(&device.index) {
+                        tracing::warn!(device = device.name, %error, "cannot attach the packet programs to a device");
+                    }
                 }
             }
         }
@@ -326,7 +333,7 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
                 more
             }
             _ = look.tick() => {
-                if !packets.watch.look() {
+                if !packets.watch.look() && packets.lacking.is_empty() {
                     continue;
                 }
                 Ok(())
