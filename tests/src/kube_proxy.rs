@@ -15,6 +15,10 @@ use crate::{api_server::programs, http, node::Node, skip, wait::eventually};
 /// From the start of the process until it has synced, on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
+/// Where it serves unless told otherwise.
+const METRICS: &str = "127.0.0.1:10249";
+const HEALTH: &str = "0.0.0.0:10256";
+
 /// A gauge: when that was.
 const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{";
 
@@ -75,6 +79,14 @@ impl KubeProxy {
     /// # Errors
     /// When it does not get ready; with its log.
     pub fn start(node: &Node, mode: Mode, kubeconfig: &Path) -> Result<Self> {
+        Self::start_at(node, mode, kubeconfig, METRICS, HEALTH)
+    }
+
+    /// The same with metrics and health at addresses of one's own choice.
+    ///
+    /// # Errors
+    /// When it does not get ready; with its log.
+    pub fn start_at(node: &Node, mode: Mode, kubeconfig: &Path, metrics: &str, health: &str) -> Result<Self> {
         let folder = node.paths().run.clone();
         let log = folder.join("kube-proxy.log");
         let out = File::options().create(true).append(true).open(&log)?;
@@ -89,6 +101,7 @@ impl KubeProxy {
         // The limits of the host's conntrack are not the lab's to change.
         command.args(["--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0s"]);
         command.args(["--conntrack-tcp-timeout-close-wait=0s", "--nodeport-addresses=primary"]);
+        command.arg(format!("--metrics-bind-address={metrics}")).arg(format!("--healthz-bind-address={health}"));
         if mode == Mode::IptablesLegacy {
             let path = std::env::var("PATH").unwrap_or_default();
             command.env("PATH", format!("{}:{path}", legacy_programs(&folder)?.display()));
@@ -97,8 +110,8 @@ impl KubeProxy {
         let proxy = Self { child, log };
         let synced = eventually("kube-proxy has synced", START, || {
             // /healthz is 200 before the first sync, too.
-            let metrics = http::get(&node.host, "127.0.0.1:10249", "/metrics")?.body;
-            let mut lines = metrics.lines().filter(|line| line.starts_with(LAST_SYNC));
+            let page = http::get(&node.host, metrics, "/metrics")?.body;
+            let mut lines = page.lines().filter(|line| line.starts_with(LAST_SYNC));
             ensure!(lines.any(|line| !line.ends_with(" 0")), "it has not synced");
             Ok(())
         });

@@ -63,36 +63,74 @@ fn ipvs() -> Result<()> {
     takes_over(Mode::Ipvs)
 }
 
+/// Its rules are not taken from it while it runs, wherever it answers.
+#[test]
+fn a_running_kube_proxy_is_found_wherever_it_listens() -> Result<()> {
+    if !kube_proxy::is_available(Mode::Nftables)? {
+        return Ok(());
+    }
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node1 = lab.n1();
+    let Some(api) = ApiServer::start(Some(&node1.host))? else { return Ok(()) };
+    let web = Svc::new("web").ip("10.96.0.20").port("t", 80, "TCP");
+    let slice = Slice::new("web-1", "web").port("t", 8080, "TCP").ready("10.244.1.10", "n1");
+    api.apply(&[&node(1), &web, &slice])?;
+    for (metrics, health, words) in [
+        ("[::1]:10249", "[::]:10256", "runs, in nftables mode: it answers at [::1]:10249"),
+        ("192.0.2.11:10249", "127.0.0.1:9998", "runs, in nftables mode: it answers at 192.0.2.11:10249"),
+        ("127.0.0.1:9999", "0.0.0.0:10256", "runs: it answers at 127.0.0.1:10256"),
+        ("127.0.0.1:9999", "192.0.2.11:10256", "runs: it answers at 192.0.2.11:10256"),
+        ("127.0.0.1:9999", "127.0.0.1:9998", "runs: process "),
+    ] {
+        let proxy = KubeProxy::start_at(node1, Mode::Nftables, &api.kubeconfig(), metrics, health)?;
+        let before = rules(node1)?;
+        ensure!(before.iter().any(|rule| rule.contains("10.244.1.10")), "{metrics}: it has rules: {before:#?}");
+        let refused = cleanup(node1).err().map(|error| format!("{error:#}")).unwrap_or_default();
+        ensure!(refused.contains(words) && refused.contains("stop it first"), "{metrics}, {health}: {refused}");
+        ensure!(rules(node1)?.is_superset(&before), "{metrics}, {health}: its rules stay, and may become more");
+        proxy.stop()?;
+    }
+    let unclear = node1.host.echo("unclear", &["10249/TCP"])?;
+    let refused = cleanup(node1).err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(refused.contains("127.0.0.1:10249 does not say what it is; stop that first"), "{refused}");
+    drop(unclear);
+    ensure!(cleanup(node1)?.contains("removed table ip kube-proxy"), "nobody answers any more");
+    Ok(())
+}
+
+/// `sheave cleanup --kube-proxy` on a node without an agent.
+fn cleanup(node: &Node) -> Result<String> {
+    let paths = node.paths();
+    let mut command = node.host.command(program("sheave")?)?;
+    command.args(["cleanup", "--kube-proxy", "--run-dir"]).arg(&paths.run).arg("--bpffs").arg(&paths.bpffs);
+    let output = command.output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
 /// IPVS leaves no owner on its virtual servers: they go with kube-proxy's device, and stay without it.
 #[test]
 fn virtual_servers_go_where_the_device_is() -> Result<()> {
     let Some(lab) = Lab::new(1)? else { return Ok(()) };
-    let (host, paths) = (&lab.n1().host, lab.n1().paths());
+    let (node, host) = (lab.n1(), &lab.n1().host);
     let Some(()) = host.enter(virtual_server)?? else {
         skip("this kernel has no IPVS");
         return Ok(());
-    };
-    let cleanup = || -> Result<String> {
-        let mut command = host.command(program("sheave")?)?;
-        command.args(["cleanup", "--kube-proxy", "--run-dir"]).arg(&paths.run).arg("--bpffs").arg(&paths.bpffs);
-        let output = command.output()?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Ok(String::from_utf8(output.stdout)?)
     };
     let servers = || -> Result<Option<usize>> {
         Ok(host.enter(|| Ipvs::open()?.map(|ipvs| ipvs.virtual_servers()).transpose())??)
     };
     ensure!(
-        cleanup()?.starts_with("nothing to clean up") && servers()? == Some(1),
+        cleanup(node)?.starts_with("nothing to clean up") && servers()? == Some(1),
         "without the device it is not kube-proxy's"
     );
     host.ip("link add kube-ipvs0 type dummy")?;
-    let removed = cleanup()?;
+    let removed = cleanup(node)?;
     for line in ["device kube-ipvs0", "every virtual server of IPVS (1)"] {
         ensure!(removed.contains(line), "{removed}");
     }
     ensure!(servers()? == Some(0), "{removed}");
-    ensure!(cleanup()?.starts_with("nothing to clean up"));
+    ensure!(cleanup(node)?.starts_with("nothing to clean up"));
     Ok(())
 }
 

@@ -24,6 +24,9 @@ pub const CERTIFICATE: [&str; 2] = ["localhost.crt", "localhost.key"];
 /// What tests of the API need.
 pub const API: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
+/// What tests of a migration need.
+pub const TAKEOVER: [&str; 3] = ["etcd", "kube-apiserver", "kube-proxy"];
+
 /// The tests that a cluster is tested with, and what runs them several at a time.
 pub const E2E: [&str; 2] = ["ginkgo", "e2e.test"];
 

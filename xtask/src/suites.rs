@@ -73,7 +73,7 @@ pub fn tally(args: &Args) -> Result<Tally> {
         for binary in
             binaries(&toolchain, kinds(args.suite.as_deref()))?.into_iter().filter(|b| wanted(&b.suite, &b.name))
         {
-            if let Err(error) = kubernetes::programs(programs_of(&binary.suite)) {
+            if let Err(error) = kubernetes::programs(programs_of(&binary)) {
                 println!("SKIP: {error:#}; tests that need it are skipped");
             }
             let tally = run_tests(&binary, args)?;
@@ -150,11 +150,12 @@ fn suite_of(file: &str) -> &str {
     }
 }
 
-/// What has to be built from Go modules for a level.
-fn programs_of(suite: &str) -> &'static [&'static str] {
-    match suite {
-        "api" => &kubernetes::API,
-        "helm" => &["helm"],
+/// What has to be built from Go modules for a level, and for the one file that needs more than its level.
+fn programs_of(binary: &Binary) -> &'static [&'static str] {
+    match (binary.suite.as_str(), binary.name.as_str()) {
+        ("api", _) => &kubernetes::API,
+        ("helm", _) => &["helm"],
+        (_, "takeover") => &kubernetes::TAKEOVER,
         _ => &[],
     }
 }
@@ -252,7 +253,7 @@ fn print(table: &[(String, String, Tally)]) -> Tally {
 mod tests {
     use std::os::unix::process::ExitStatusExt;
 
-    use super::{ExitStatus, Tally, count, executable, failed};
+    use super::{ExitStatus, Tally, count, executable, failed, programs_of};
 
     #[test]
     fn cargo_names_the_programs_and_their_suites() {
@@ -264,6 +265,19 @@ mod tests {
         ] {
             let found = executable(line);
             assert_eq!(found.as_ref().map(|b| (b.suite.as_str(), b.name.as_str())), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn programs_are_built_for_those_who_run_them() {
+        for (line, needs) in [
+            ("Executable tests/takeover.rs (target/debug/deps/takeover-0a1b)", Some("kube-proxy")),
+            ("Executable tests/watch.rs (target/debug/deps/watch-0a1b)", Some("kube-apiserver")),
+            ("Executable tests/helm.rs (target/debug/deps/helm-0a1b)", Some("helm")),
+            ("Executable tests/sockets.rs (target/debug/deps/sockets-0a1b)", None),
+        ] {
+            let programs = programs_of(&executable(line).unwrap());
+            assert!(needs.map_or(programs.is_empty(), |name| programs.contains(&name)), "{line}: {programs:?}");
         }
     }
 

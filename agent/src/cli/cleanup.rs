@@ -12,7 +12,7 @@ use crate::{
     exit::{self, Refused},
     lifecycle::{
         lock,
-        takeover::{self, Leftovers},
+        takeover::{Leftovers, running},
     },
     options::HostPaths,
 };
@@ -70,10 +70,8 @@ impl CleanupArgs {
     }
 
     fn remove_kube_proxy(&self, paths: &HostPaths) -> anyhow::Result<()> {
-        if let Some(mode) = takeover::running().filter(|_| !self.dry_run) {
-            bail!(Refused(format!(
-                "kube-proxy is running, in {mode} mode; stop it first, or it would put everything back"
-            )));
+        if let Some(running) = running::find().filter(|_| !self.dry_run) {
+            bail!(Refused(format!("kube-proxy {running}; {}", running.advice())));
         }
         let leftovers = Leftovers::find(paths)?;
         if !self.dry_run {

@@ -7,12 +7,11 @@
 
 mod legacy;
 mod rules;
+pub mod running;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpStream},
-    time::Duration,
+    net::IpAddr,
 };
 
 use anyhow::{Context as _, Result};
@@ -38,10 +37,6 @@ const OWN_TABLE: &str = "kube-proxy";
 const SHARED_TABLES: [&str; 3] = ["filter", "mangle", "nat"];
 /// Holds the addresses of Services in ipvs mode.
 const IPVS_DEVICE: &str = "kube-ipvs0";
-/// Says which mode it runs in.
-const METRICS: &str = "127.0.0.1:10249";
-/// What whoever answers there may say if it is kube-proxy; an agent of ours says something else.
-const MODES: [&str; 3] = ["iptables", "ipvs", "nftables"];
 
 /// What kube-proxy left.
 #[derive(Debug, Default)]
@@ -238,8 +233,8 @@ pub fn finding(paths: &HostPaths) -> Finding {
         found,
         advice: Some(advice.to_owned()),
     };
-    if let Some(mode) = running() {
-        return warn(format!("runs, in {mode} mode"), "once sheave serves: docs/migrating-from-kube-proxy.md, step 3");
+    if let Some(running) = running::find() {
+        return warn(running.to_string(), "once sheave serves: docs/migrating-from-kube-proxy.md, step 3");
     }
     match Leftovers::find(paths) {
         Err(error) => warn(format!("cannot be looked for: {error:#}"), "run as root"),
@@ -251,18 +246,4 @@ pub fn finding(paths: &HostPaths) -> Finding {
             (lines, _) => warn(format!("left {}", lines.join(", ")), ADVICE),
         },
     }
-}
-
-/// The mode that a running kube-proxy says it is in.
-#[must_use]
-pub fn running() -> Option<String> {
-    let address: SocketAddr = METRICS.parse().ok()?;
-    let limit = Duration::from_millis(500);
-    let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
-    stream.set_read_timeout(Some(limit)).ok()?;
-    stream.write_all(b"GET /proxyMode HTTP/1.0\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.take(4096).read_to_string(&mut answer).ok()?;
-    let (_, mode) = answer.split_once("\r\n\r\n")?;
-    MODES.contains(&mode.trim()).then(|| mode.trim().to_owned())
 }

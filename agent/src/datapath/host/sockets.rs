@@ -8,7 +8,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -40,6 +40,8 @@ type Id = [u8; ID];
 
 /// TCP's state while a connection is being made, as a bit.
 const SYN_SENT: u32 = 1 << 2;
+/// And while a socket waits for connections.
+const LISTEN: u32 = 1 << 10;
 const EVERY_STATE: u32 = u32::MAX;
 
 /// What a round of closing did.
@@ -195,16 +197,40 @@ fn close_here(proto: u8, family: i32, states: u32, is_wanted: impl Fn(&PeerKey) 
     Ok(closed)
 }
 
+/// Where TCP connections to this thread's network namespace are accepted.
+///
+/// # Errors
+/// When the kernel cannot list sockets.
+pub fn listening() -> io::Result<Vec<SocketAddr>> {
+    let mut found = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        for id in list(proto::TCP, family, LISTEN)? {
+            let port = u16::from_be_bytes([id[0], id[1]]);
+            found.push(SocketAddr::new(address(&id, SOURCE, family).into(), port));
+        }
+    }
+    Ok(found)
+}
+
 fn peer_key(id: &Id, proto: u8, family: i32) -> PeerKey {
-    let word = |at: usize| u32::from_ne_bytes([id[at], id[at + 1], id[at + 2], id[at + 3]]);
-    // sport, dport, source (16 bytes), destination (16 bytes), interface, cookie (low half first).
-    let addr = if family == libc::AF_INET {
-        Addr::v4(word(20))
-    } else {
-        Addr { words: [word(20), word(24), word(28), word(32)] }
-    };
-    let cookie = u64::from(word(44)) << 32 | u64::from(word(40));
+    let cookie = u64::from(word(id, 44)) << 32 | u64::from(word(id, 40));
+    let addr = address(id, DESTINATION, family);
     PeerKey { cookie, addr, port: u16::from_ne_bytes([id[2], id[3]]), proto, zero: 0, zero2: 0 }
+}
+
+/// An id is: source port, destination port, source, destination, interface, cookie (low half first).
+const SOURCE: usize = 4;
+const DESTINATION: usize = 20;
+
+fn word(id: &Id, at: usize) -> u32 {
+    u32::from_ne_bytes([id[at], id[at + 1], id[at + 2], id[at + 3]])
+}
+
+fn address(id: &Id, at: usize, family: i32) -> Addr {
+    if family == libc::AF_INET {
+        return Addr::v4(word(id, at));
+    }
+    Addr { words: [at, at + 4, at + 8, at + 12].map(|at| word(id, at)) }
 }
 
 fn open() -> io::Result<OwnedFd> {
@@ -293,11 +319,11 @@ fn list(proto: u8, family: i32, states: u32) -> io::Result<Vec<Id>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{EVERY_STATE, close_here, uninterrupted};
+    use super::{EVERY_STATE, close_here, listening, uninterrupted};
     use sheave_ebpf::{addr::Addr, proto};
     use std::{
         io::ErrorKind,
-        net::{IpAddr, UdpSocket},
+        net::{IpAddr, TcpListener, UdpSocket},
     };
 
     #[test]
@@ -317,6 +343,17 @@ mod tests {
                 Err(ErrorKind::Interrupted.into())
             });
             assert_eq!(result.map_err(|error| error.kind()), expected, "{id}");
+        }
+    }
+
+    #[test]
+    fn listeners_are_known_by_their_addresses() {
+        for bind in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
+            let listener = TcpListener::bind(bind).unwrap();
+            let at = listener.local_addr().unwrap();
+            assert!(listening().unwrap().contains(&at), "{bind}");
+            drop(listener);
+            assert!(!listening().unwrap().contains(&at), "{bind}, closed");
         }
     }
 
