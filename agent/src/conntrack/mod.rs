@@ -23,20 +23,25 @@ const REFUSED_TIMEOUT: u32 = 30;
 /// What an entry whose other half was pushed out of the full table is kept for, while packets come.
 const ORPHAN_TIMEOUT: u32 = 120;
 
-/// Puts on `gone` what is no longer wanted at `now`, in boot-time seconds, given one entry: nothing, the entry alone,
-/// or its whole flow. The entries of the two directions decide together; those that masquerade the client go with them.
+/// What is no longer wanted at `now`, in boot-time seconds, given a copy of one entry: nothing, the entry alone, or its
+/// whole flow. The entries of the two directions decide together; those that masquerade the client go with them.
 /// Reads other entries only where this one alone could be old enough.
-pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows, gone: &mut Vec<Tuple>) {
+///
+/// To be deleted at once: a client may use its port again at any moment, and then the same keys are another flow's. So an
+/// entry that is no longer what was copied stays.
+#[must_use]
+pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows) -> Vec<Tuple> {
     let idle = |flow: &Flow| now.saturating_sub(seen::time(flow.seen));
+    let mut gone = Vec::new();
     let is_over = match flow.role() {
         ROLE_DIAL => {
             let shortest = Phase::Opening.timeout(tuple.proto).min(Phase::Closed.timeout(tuple.proto));
             if idle(flow) <= shortest {
-                return;
+                return gone;
             }
             let reply = tuple.reply(flow);
             if !is_over(idle, tuple.proto, flow, table.flow(&reply).as_ref()) {
-                return;
+                return gone;
             }
             let hidden = table.flow(&reply.reversed());
             gone.extend(hidden.map(|hidden| reply.to(hidden.to, hidden.to_port).at(HOOK_INGRESS)));
@@ -52,9 +57,11 @@ pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows, gone:
         ROLE_MASQUERADE => table.flow(&tuple.reversed()).is_none(),
         _ => table.flow(&tuple.to(flow.to, flow.to_port).at(HOOK_EGRESS)).is_none(),
     };
-    if is_over {
-        gone.push(*tuple);
+    if !is_over || table.flow(tuple) != Some(*flow) {
+        return Vec::new();
     }
+    gone.push(*tuple);
+    gone
 }
 
 fn is_over(idle: impl Fn(&Flow) -> u32, protocol: u8, dial: &Flow, reply: Option<&Flow>) -> bool {

@@ -51,8 +51,7 @@ fn table(port: u16, protocol: u8, dialled: (u32, u32), replied: (u32, u32)) -> H
 /// Sweeps until nothing changes; how many passes it took and how many entries are left.
 fn collect(table: &mut HashMap<Tuple, Flow>, now: u32) -> (usize, usize) {
     for pass in 0.. {
-        let mut gone = Vec::new();
-        table.iter().for_each(|(tuple, flow)| sweep(now, tuple, flow, table, &mut gone));
+        let gone: Vec<_> = table.iter().flat_map(|(tuple, flow)| sweep(now, tuple, flow, table)).collect();
         if gone.is_empty() {
             return (pass, table.len());
         }
@@ -140,6 +139,45 @@ fn people_see_the_clients_own_port_and_what_the_backend_sees() {
         let [flow] = flows.as_slice() else { panic!("{name}: {flows:?}") };
         assert_eq!(flow.client, "198.51.100.10:1".parse().unwrap(), "{name}");
         assert_eq!(flow.masqueraded_as, seen_as.map(|text| text.parse().unwrap()), "{name}");
+    }
+}
+
+#[test]
+fn a_flow_whose_clients_port_was_used_again_after_it_was_copied_stays_whole() {
+    const FIN: u32 = seen::ANY | seen::FIN;
+    let (old, new) = ((FIN, 1000), (seen::ANY, 2000));
+    let now = 2000;
+    let renewed = |created, seen: (u32, u32)| {
+        let mut table = table(1, proto::TCP, seen, seen);
+        table.values_mut().for_each(|flow| flow.created = created);
+        table
+    };
+    let copied = renewed(900, old);
+    for (case, table, gone) in [
+        ("nothing happened", renewed(900, old), true),
+        ("another flow has the same keys", renewed(2000, new), false),
+        ("and is as old as the pass", renewed(2000, old), false),
+        ("another packet came", renewed(900, new), false),
+    ] {
+        for (tuple, flow) in &copied {
+            let removed = sweep(now, tuple, flow, &table);
+            let is_over = gone && flow.role() == ROLE_DIAL;
+            assert_eq!(removed.len(), if is_over { 4 } else { 0 }, "{case}: role {}", flow.role());
+        }
+    }
+    // What the full table left of a flow: its other half came again just after it was copied.
+    for (case, role, other) in [
+        ("the answers", ROLE_REPLY, ROLE_DIAL),
+        ("the hiding entry", ROLE_MASQUERADE, ROLE_REPLY),
+        ("the one back to the client", ROLE_RETURN, ROLE_REPLY),
+    ] {
+        let (tuple, flow) = copied.iter().find(|(_, flow)| flow.role() == role).unwrap();
+        let mut orphaned = copied.clone();
+        orphaned.retain(|_, flow| flow.role() != other);
+        assert_eq!(sweep(now, tuple, flow, &orphaned), [*tuple], "{case}, orphaned");
+        assert_eq!(sweep(now, tuple, flow, &copied), [], "{case}, whole again");
+        orphaned.get_mut(tuple).unwrap().created = now;
+        assert_eq!(sweep(now, tuple, flow, &orphaned), [], "{case}, made anew");
     }
 }
 

@@ -84,28 +84,26 @@ impl Flows {
         let own: Vec<Addr> = self.addresses.keys().filter_map(std::result::Result::ok).collect();
         let announced = [meta::MASQUERADED_FLOWS, meta::PLAIN_FLOWS].map(|kind| (kind, self.meta.load(kind)));
         let (mut kinds, mut collected) = (Kinds::default(), Collected::default());
-        let (mut gone, mut outcome) = (Vec::new(), Ok(()));
+        let mut outcome = Ok(());
         let mut services = BTreeMap::<u32, u64>::new();
         batch::walk(&self.table, |entries: &[(Tuple, Flow)]| {
-            gone.clear();
             for (tuple, flow) in entries {
-                let before = gone.len();
-                sweep(began, tuple, flow, self, &mut gone);
-                if gone.len() == before {
-                    collected.kept += 1;
-                    kinds.add(flow, |addr| own.contains(addr));
-                    match flow.role() {
-                        ROLE_DIAL => *services.entry(flow.service).or_default() += 1,
-                        ROLE_RETURN => collected.hidden += 1,
-                        _ => {}
+                let gone = sweep(began, tuple, flow, self);
+                if !gone.is_empty() {
+                    collected.removed[usize::from(!tuple.src.is_v4())] += gone.len();
+                    // Each flow by itself: what lies between judging and deleting is a system call, not a batch.
+                    if let Err(e) = batch::delete(&self.table, &gone) {
+                        outcome = Err(e);
                     }
+                    continue;
                 }
-            }
-            let v4 = gone.iter().filter(|tuple| tuple.src.is_v4()).count();
-            collected.removed[0] += v4;
-            collected.removed[1] += gone.len() - v4;
-            if let Err(e) = batch::delete(&self.table, &gone) {
-                outcome = Err(e);
+                collected.kept += 1;
+                kinds.add(flow, |addr| own.contains(addr));
+                match flow.role() {
+                    ROLE_DIAL => *services.entry(flow.service).or_default() += 1,
+                    ROLE_RETURN => collected.hidden += 1,
+                    _ => {}
+                }
             }
         })
         .map_err(failed("reading"))?;
