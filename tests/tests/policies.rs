@@ -1,6 +1,6 @@
 //! Traffic policies, topology and verdicts, as a program on the node meets them.
 
-use std::{collections::BTreeSet, thread, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -309,6 +309,43 @@ fn source_ranges_know_a_bound_socket_by_its_address_and_come_before_everything_e
     assert_eq!(client.outcome(Way::Tcp, "203.0.113.31:80")?, SILENCE, "V-6 before V-1");
     assert_eq!(client.outcome(Way::Tcp, "10.96.0.41:80")?, "ECONNREFUSED", "V-1 at the cluster IP");
     assert_eq!(tap.to("203.0.113.31")?, 0, "nothing leaves the node");
+    Ok(())
+}
+
+/// FLOW-4: a node that carries a load-balancer address dials it from that address, and is the node all the same.
+#[test]
+fn source_ranges_that_admit_the_node_admit_the_load_balancer_addresses_that_it_carries() -> Result<()> {
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let _server = lab.n1().server(10, "A")?;
+    let vips = ["203.0.113.31", "2001:db8:5::31"];
+    for vip in vips {
+        lab.n1().host.ip(&format!("addr add {vip} dev lo"))?;
+    }
+    let mut client = lab.n1().host.client()?;
+    client.patience = PATIENCE;
+    let slice = Slice::web("s").ready("10.244.1.10", "n1");
+    let slice6 = Slice::new("s6", "s").port("t", 8080, "TCP").port("u", 8080, "UDP").ready("2001:db8:1::10", "n1");
+    let service = Svc::web("s", "10.96.0.41").ip("fd00:10:96::41");
+    let service = vips.iter().fold(service, |service, vip| service.ingress(vip, "VIP"));
+    for (row, ranges, expected) in [
+        ("an own address lies in the ranges", ["192.0.2.0/24", "2001:db8::/64"], "A"),
+        ("derived: none does", ["198.51.100.0/24", "2001:db8:9::/64"], SILENCE),
+    ] {
+        let service = service.clone().set("loadBalancerSourceRanges", json!(ranges));
+        lab.apply(&[&service, &slice, &slice6])?;
+        lab.settle(&agent)?;
+        for vip in vips {
+            let vip = vip.parse()?;
+            for way in Way::ALL {
+                let (to, from) = (SocketAddr::new(vip, 80), SocketAddr::new(vip, 0));
+                let seen = match client.dial_from(way, &to.to_string(), Some(from)) {
+                    Ok(dialled) => dialled.name,
+                    Err(error) => error.downcast::<Errno>()?.name,
+                };
+                assert_eq!(seen, expected, "FLOW-4 {row}: {way:?} from {vip} to itself");
+            }
+        }
+    }
     Ok(())
 }
 

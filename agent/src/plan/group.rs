@@ -172,7 +172,8 @@ pub struct GroupPlan {
     pub scopes: [ScopePlan; 3],
     /// Algorithm, affinity, flags.
     pub config: Config,
-    /// Networks that LoadBalancer addresses admit, of this family; empty = everyone.
+    /// Networks that LoadBalancer addresses admit, of this family, and those addresses themselves where the node may come
+    /// from one; empty = everyone.
     pub source_ranges: Vec<IpNet>,
 }
 
@@ -289,21 +290,31 @@ impl Group<'_> {
         self.service.algorithm.unwrap_or(self.options.algorithm)
     }
 
-    /// Of this family; empty where no load-balancer address could use them.
+    /// Of this family; empty where no load-balancer address could use them. Where they admit the node, they admit these
+    /// addresses as well: the node may carry one, and its packets to it then come from it (F22).
     fn source_ranges(&self) -> Vec<IpNet> {
         if self.load_balancer_ips().next().is_none() {
             return Vec::new();
         }
-        self.service.source_ranges.iter().filter(|range| Family::of(range.addr()) == self.family).copied().collect()
+        let of_family = |range: &&IpNet| Family::of(range.addr()) == self.family;
+        let mut ranges: Vec<_> = self.service.source_ranges.iter().filter(of_family).copied().collect();
+        if self.admits_the_node(&ranges) {
+            let known: BTreeSet<_> = ranges.iter().copied().collect();
+            ranges.extend(self.load_balancer_ips().map(IpNet::from).filter(|ip| !known.contains(ip)));
+        }
+        ranges
+    }
+
+    fn admits_the_node(&self, ranges: &[IpNet]) -> bool {
+        self.node.addresses.iter().any(|ip| ranges.iter().any(|range| range.contains(ip)))
     }
 
     fn config(&self, source_ranges: &[IpNet]) -> Config {
         let mut flags = if self.service.external_local { FLAG_EXTERNAL_LOCAL } else { 0 };
         if !source_ranges.is_empty() {
             flags |= FLAG_SOURCE_RANGES;
-            // A range with an address of the node admits the node, and the VIP that it may carry.
-            if self.node.addresses.iter().any(|ip| source_ranges.iter().any(|range| range.contains(ip))) {
-                flags |= FLAG_HOST_ALLOWED;
+            if self.admits_the_node(source_ranges) {
+                flags |= FLAG_HOST_ALLOWED; // for sockets that have no address yet
             }
             flags |= self.pods(source_ranges);
         }

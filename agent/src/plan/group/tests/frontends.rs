@@ -193,8 +193,38 @@ fn source_ranges_admit_the_node_and_its_pods_when_they_lie_within() {
         let flags = groups_with(&svc, &[], node, &no_packets)[0].config.flags();
         assert_eq!(flags, expected & !packets, "{id}, without a packet path");
     }
-    let group = group_of(&ranged(&["203.0.113.0/25", "2001:db8::/32"]), &[]);
-    assert_eq!(group.source_ranges, ["203.0.113.0/25".parse().unwrap()]);
+}
+
+#[test]
+fn source_ranges_admit_the_load_balancer_addresses_of_a_node_that_they_admit() {
+    let service = svc("ns/a", "172.30.0.41,fd00:172:30::41").port("80/TCP").kind("LoadBalancer");
+    let service = ["1.2.3.4", "5.6.7.8", "2001:db8:5::6"].iter().fold(service, |svc, ip| svc.ingress(ip, None));
+    for (id, ranges, v4, v6) in [
+        (
+            "FLOW-4 an own address lies in the ranges",
+            &["192.168.0.0/24", " 203.0.113.0/25"][..],
+            &["192.168.0.0/24", "203.0.113.0/25", "1.2.3.4/32", "5.6.7.8/32"][..],
+            &[][..],
+        ),
+        ("FLOW-4 derived: none does", &["203.0.113.0/25"], &["203.0.113.0/25"], &[]),
+        (
+            "F22 of the other family",
+            &["203.0.113.0/25", "2001:db8::/64"],
+            &["203.0.113.0/25"],
+            &["2001:db8::/64", "2001:db8:5::6/128"],
+        ),
+        (
+            "one of them is listed",
+            &["5.6.7.8/32", "192.168.0.2/32"],
+            &["5.6.7.8/32", "192.168.0.2/32", "1.2.3.4/32"],
+            &[],
+        ),
+        ("S19 everyone", &[], &[], &[]),
+    ] {
+        let groups = groups_of(&service.clone().ranges(ranges), &[]);
+        let found = groups.iter().map(|g| g.source_ranges.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(found.collect::<Vec<_>>(), [v4, v6], "{id}");
+    }
 }
 
 #[test]
