@@ -1,6 +1,6 @@
 //! Whether this kernel and host can run the agent: facts judged, each with what to do about it. Pure.
 
-use std::path::Path;
+use std::{ops::RangeInclusive, path::Path};
 
 use serde::{Deserialize, Serialize};
 
@@ -300,17 +300,13 @@ fn node_ports(facts: &Facts) -> Finding {
     const NAME: &str = "NodePorts";
     let (low, high) = facts.local_ports;
     let range = format!("ephemeral ports are {low}–{high}");
-    if high < NODE_PORTS.0 || low > NODE_PORTS.1 {
+    if may_be_ephemeral(facts, NODE_PORTS) {
+        return Finding::warn(NAME, range, format!("they overlap the usual NodePorts: {}", reserve(facts, NODE_PORTS)));
+    }
+    if common(NODE_PORTS, facts.local_ports).is_empty() {
         return Finding::ok(NAME, range);
     }
-    if !facts.reserved_ports.is_empty() {
-        return Finding::ok(NAME, format!("{range}, reserved are {}", facts.reserved_ports));
-    }
-    Finding::warn(
-        NAME,
-        range,
-        "they overlap the usual NodePorts: sysctl -w net.ipv4.ip_local_reserved_ports=30000-32767",
-    )
+    Finding::ok(NAME, format!("{range}, reserved are {}", facts.reserved_ports))
 }
 
 /// The usual NodePorts; the API server may have been told others.
@@ -320,23 +316,16 @@ const NODE_PORTS: (u16, u16) = (30_000, 32_767);
 fn masquerade(facts: &Facts, snat_ports: Option<(u16, u16)>) -> Finding {
     const NAME: &str = "masquerade ports";
     let Some(ports) = snat_ports else { return Finding::ok(NAME, "no packet path") };
-    let common = |a: (u16, u16), b: (u16, u16)| a.0.max(b.0)..=a.1.min(b.1);
-    let is_reserved = |port: u16| {
-        facts.reserved_ports.split(',').any(|range| {
-            let (first, last) = range.split_once('-').unwrap_or((range, range));
-            matches!((first.parse(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&port))
-        })
-    };
     let range = format!("{}–{}", ports.0, ports.1);
-    if common(ports, facts.local_ports).any(|port| !is_reserved(port)) {
+    if may_be_ephemeral(facts, ports) {
         let (low, high) = facts.local_ports;
         return Finding::warn(
             NAME,
             format!("{range}, and ephemeral ports are {low}–{high}"),
             format!(
                 "a connection of this node and a masqueraded client's may share a port, and then fail: choose another \
-                 range with --snat-ports, or sysctl -w net.ipv4.ip_local_reserved_ports={}-{}",
-                ports.0, ports.1
+                 range with --snat-ports, or {}",
+                reserve(facts, ports)
             ),
         );
     }
@@ -349,6 +338,27 @@ fn masquerade(facts: &Facts, snat_ports: Option<(u16, u16)>) -> Finding {
         );
     }
     Finding::ok(NAME, range)
+}
+
+fn common(a: (u16, u16), b: (u16, u16)) -> RangeInclusive<u16> {
+    a.0.max(b.0)..=a.1.min(b.1)
+}
+
+/// Whether the kernel may give one of these ports to a socket that asked for none.
+fn may_be_ephemeral(facts: &Facts, ports: (u16, u16)) -> bool {
+    let is_reserved = |port: u16| {
+        facts.reserved_ports.split(',').any(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            matches!((first.parse(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&port))
+        })
+    };
+    common(ports, facts.local_ports).any(|port| !is_reserved(port))
+}
+
+/// The command that keeps them from that, and what is reserved already.
+fn reserve(facts: &Facts, (first, last): (u16, u16)) -> String {
+    let before = if facts.reserved_ports.is_empty() { String::new() } else { format!("{},", facts.reserved_ports) };
+    format!("sysctl -w net.ipv4.ip_local_reserved_ports={before}{first}-{last}")
 }
 
 #[cfg(test)]

@@ -109,7 +109,15 @@ fn each_fault_is_found_once_graded_and_answered_with_advice() {
         }),
         ("no forwarding", Grade::Warn, "forwarding", "ip_forward", |f| f.forward_v4 = false),
         ("no IPv6 forwarding", Grade::Warn, "forwarding", "ipv6", |f| f.forward_v6 = Some(false)),
-        ("ephemeral NodePorts", Grade::Warn, "NodePorts", "reserved", |f| f.local_ports = (30_000, 65_535)),
+        ("ephemeral NodePorts", Grade::Warn, "NodePorts", "ports=30000-32767", |f| f.local_ports = (30_000, 65_535)),
+        ("another port is reserved", Grade::Warn, "NodePorts", "ports=8080,30000-32767", |f| {
+            f.local_ports = (30_000, 65_535);
+            f.reserved_ports = "8080".to_owned();
+        }),
+        ("half of the NodePorts are reserved", Grade::Warn, "NodePorts", "overlap", |f| {
+            f.local_ports = (30_000, 65_535);
+            f.reserved_ports = "30000-31000,31002-32767".to_owned();
+        }),
         ("ephemeral masquerade ports", Grade::Warn, "masquerade ports", "--snat-ports", |f| {
             f.local_ports = (20_000, 29_999);
         }),
@@ -142,6 +150,10 @@ fn what_is_no_fault_passes() {
         ("reserved NodePorts", |f| {
             f.local_ports = (1024, 65_535);
             f.reserved_ports = "10000-29999,30000-32767".to_owned();
+        }),
+        ("those NodePorts reserved that may be ephemeral", |f| {
+            f.local_ports = (32_000, 65_535);
+            f.reserved_ports = "32000-32767".to_owned();
         }),
     ];
     for (case, change) in cases {
