@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod api_server;
+pub mod attached;
 pub mod background;
 pub mod bench;
 pub mod client;

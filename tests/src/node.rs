@@ -143,6 +143,30 @@ impl Node {
         Ok(Server { pod, echo })
     }
 
+    /// Puts pods on a bridge, `cni0`, as many CNIs do.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn bridge(&self, pods: &[&Pod]) -> Result<()> {
+        let subnet = self.number;
+        self.host.ip("link add cni0 type bridge")?;
+        for pod in pods {
+            let number = pod.v4.octets()[3];
+            self.host.ip(&format!(
+                "addr del 10.244.{subnet}.1/32 dev pod{number}
+                 addr del 2001:db8:{subnet}::1/128 dev pod{number}
+                 route del {}/128 dev pod{number}
+                 link set pod{number} master cni0",
+                pod.v6
+            ))?;
+        }
+        self.host.ip(&format!(
+            "addr add 10.244.{subnet}.1/24 dev cni0
+             addr add 2001:db8:{subnet}::1/64 dev cni0 nodad
+             link set cni0 up"
+        ))
+    }
+
     /// Ends a pod's processes and takes its network away; the address is free for another pod then.
     ///
     /// # Errors

@@ -1,6 +1,10 @@
 //! Two nodes with a server each: who is reached through which address, and whom it sees.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::atomic::{AtomicU16, Ordering},
+};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -29,7 +33,7 @@ pub const N1_UPLINK: &str = "192.0.2.11";
 pub const N1_6_UPLINK: &str = "2001:db8::11";
 
 /// Every server is reached, no other one ever, and each sees the client at the address given; the client sees whom it
-/// dialled.
+/// dialled. Each dial is a flow of its own.
 ///
 /// # Errors
 /// Whatever is otherwise.
@@ -37,7 +41,8 @@ pub fn reaches(client: &Client, way: Way, to: &str, servers: &[(&str, &str)]) ->
     let mut missing: BTreeSet<&str> = servers.iter().map(|(name, _)| *name).collect();
     // Of two equal choices one is missed with a probability of 2^-39.
     for _ in 0..40 {
-        let dialled = client.dial(way, to).with_context(|| format!("{way:?} {to}"))?;
+        let bind = matches!(way, Way::Udp | Way::UdpSendto).then(|| unused_port(to));
+        let dialled = client.dial_from(way, to, bind).with_context(|| format!("{way:?} {to}"))?;
         let server = servers.iter().find(|(name, _)| *name == dialled.name);
         let (name, seen) = server.with_context(|| format!("{way:?} {to} reached {}", dialled.name))?;
         ensure!(dialled.peer == to.parse()?, "{way:?} {to} shows the peer {}", dialled.peer);
@@ -49,6 +54,14 @@ pub fn reaches(client: &Client, way: Way, to: &str, servers: &[(&str, &str)]) ->
         }
     }
     bail!("{way:?} {to} never reached {missing:?}")
+}
+
+/// Any address of the family of `like`, and a port that no datagram of this process came from, since the kernel gives a
+/// port again at once, and with it the flow of an earlier dial. They are far from ephemeral, node and masquerading ports.
+fn unused_port(like: &str) -> SocketAddr {
+    static TURN: AtomicU16 = AtomicU16::new(0);
+    let any = if like.starts_with('[') { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::from(Ipv4Addr::UNSPECIFIED) };
+    SocketAddr::new(any, 2000 + TURN.fetch_add(1, Ordering::Relaxed) % 5000)
 }
 
 /// Two nodes with a pod each; servers `a` on n1 and `b` on n2 on port 8080 of TCP and UDP.

@@ -12,6 +12,9 @@ use sheave_tests::{
     wait::{SOON, eventually},
 };
 
+/// Nothing answers: long enough to be sure.
+const SILENCE: Duration = Duration::from_secs(1);
+
 fn load_balancer(service: Svc, addresses: &[&str]) -> Svc {
     addresses.iter().fold(service, |service, address| service.ingress(address, "VIP"))
 }
@@ -71,21 +74,29 @@ fn what_cannot_be_served_is_refused_or_silent() -> Result<()> {
         let s = load_balancer(s, &["203.0.113.3", "2001:db8:203::3"]);
         s.set("externalTrafficPolicy", json!("Local"))
     })?;
-    let _agent = pair.lab.n1().agent()?;
+    let agent = pair.lab.n1().agent()?;
+    pair.lab.settle(&agent)?;
+    let (pod, host) = (pair.lab.n1().pod(30)?.place.client()?, pair.lab.n1().host.client()?);
     let mut outside = pair.lab.outside.client()?;
-    outside.patience = Duration::from_secs(1);
+    outside.patience = SILENCE;
     for way in WAYS {
+        for to in [
+            "10.96.0.41:80",
+            "192.0.2.11:30041",
+            "203.0.113.1:80",
+            "203.0.113.2:80",
+            "[2001:db8:96::41]:80",
+            "[2001:db8::11]:30041",
+            "[2001:db8:203::1]:80",
+            "[2001:db8:203::2]:80",
+            "10.96.0.41:81",
+            "[2001:db8:96::41]:81",
+        ] {
+            for (from, client) in [("outside", &outside), ("a pod", &pod), ("the node", &host)] {
+                assert_eq!(client.outcome(way, to)?, "ECONNREFUSED", "{from}, {way:?} {to}");
+            }
+        }
         for (to, outcome) in [
-            ("10.96.0.41:80", "ECONNREFUSED"),
-            ("192.0.2.11:30041", "ECONNREFUSED"),
-            ("203.0.113.1:80", "ECONNREFUSED"),
-            ("203.0.113.2:80", "ECONNREFUSED"),
-            ("[2001:db8:96::41]:80", "ECONNREFUSED"),
-            ("[2001:db8::11]:30041", "ECONNREFUSED"),
-            ("[2001:db8:203::1]:80", "ECONNREFUSED"),
-            ("[2001:db8:203::2]:80", "ECONNREFUSED"),
-            ("10.96.0.41:81", "ECONNREFUSED"),
-            ("[2001:db8:96::41]:81", "ECONNREFUSED"),
             ("192.0.2.11:30042", "TIMEOUT"),
             ("203.0.113.3:80", "TIMEOUT"),
             ("[2001:db8::11]:30042", "TIMEOUT"),
@@ -99,31 +110,49 @@ fn what_cannot_be_served_is_refused_or_silent() -> Result<()> {
     Ok(())
 }
 
-/// FLOW-4: source ranges count at load-balancer addresses only, and are silent.
+/// FLOW-4: source ranges count at load-balancer addresses only, and are silent. Whoever is admitted is hidden as ever.
 #[test]
 fn flow_4_source_ranges_guard_load_balancer_addresses() -> Result<()> {
+    const BLOCKED: &str = "198.51.100.130";
     let Some(pair) = Pair::new()? else { return Ok(()) };
-    let ranges = |list: &[&str], n: u8| {
-        let address = format!("203.0.113.{n}");
-        let list = json!(list);
-        move |s: Svc| load_balancer(s, &[&address]).set("loadBalancerSourceRanges", list.clone())
+    pair.lab.outside.ip(&format!("addr add {BLOCKED}/24 dev eth0"))?;
+    let ranges = |s: Svc, list: &[&str], balancers: &[&str]| {
+        load_balancer(s, balancers).set("loadBalancerSourceRanges", json!(list))
     };
-    pair.service("open", 41, &[&pair.a], ranges(&["198.51.100.0/24"], 1))?;
-    pair.service("shut", 42, &[&pair.a], ranges(&["192.0.2.0/25"], 2))?;
-    pair.service("shut-empty", 43, &[], ranges(&["192.0.2.0/25"], 3))?;
-    let _agent = pair.lab.n1().agent()?;
+    let open = ["192.0.2.0/24", " 198.51.100.0/25"];
+    pair.service("open", 41, &[&pair.a], |s| ranges(s, &open, &["203.0.113.1", "203.0.113.4"]))?;
+    pair.service("shut", 42, &[&pair.a], |s| ranges(s, &["192.0.2.128/25"], &["203.0.113.2"]))?;
+    pair.service("shut-empty", 43, &[], |s| ranges(s, &["192.0.2.128/25"], &["203.0.113.3"]))?;
+    let agent = pair.lab.n1().agent()?;
+    pair.lab.settle(&agent)?;
+    let (mut pod, mut host) = (pair.lab.n1().pod(30)?.place.client()?, pair.lab.n1().host.client()?);
     let mut outside = pair.lab.outside.client()?;
-    outside.patience = Duration::from_secs(1);
+    (pod.patience, host.patience, outside.patience) = (SILENCE, SILENCE, SILENCE);
+    let blocked = Some(SocketAddr::new(BLOCKED.parse()?, 0));
     for way in WAYS {
-        for (to, outcome) in [
-            ("203.0.113.1:80", "a"),
-            ("203.0.113.2:80", "TIMEOUT"),
-            ("192.0.2.11:30042", "a"),
-            ("10.96.0.42:80", "a"),
-            ("203.0.113.3:80", "TIMEOUT"), // V-6 before V-1
-            ("192.0.2.11:30043", "ECONNREFUSED"),
+        for (row, client, bind, to, outcome) in [
+            ("outside", &outside, None, "203.0.113.1:80", N1),
+            ("outside", &outside, None, "203.0.113.4:80", N1),
+            ("outside", &outside, None, "192.0.2.11:30041", N1),
+            ("outside", &outside, None, "203.0.113.2:80", "TIMEOUT"),
+            ("outside", &outside, None, "192.0.2.11:30042", N1),
+            ("outside", &outside, None, "10.96.0.42:80", N1),
+            ("outside, V-6 before V-1", &outside, None, "203.0.113.3:80", "TIMEOUT"),
+            ("outside, V-1", &outside, None, "192.0.2.11:30043", "ECONNREFUSED"),
+            ("blocked", &outside, blocked, "203.0.113.1:80", "TIMEOUT"),
+            ("blocked", &outside, blocked, "203.0.113.4:80", "TIMEOUT"),
+            ("blocked", &outside, blocked, "192.0.2.11:30041", N1),
+            ("a pod", &pod, None, "10.96.0.41:80", "10.244.1.30"),
+            ("a pod", &pod, None, "203.0.113.1:80", "TIMEOUT"),
+            ("a pod", &pod, None, "203.0.113.4:80", "TIMEOUT"),
+            ("the node", &host, None, "203.0.113.1:80", N1_UPLINK),
+            ("the node", &host, None, "203.0.113.4:80", N1_UPLINK),
         ] {
-            assert_eq!(outside.outcome(way, to)?, outcome, "{way:?} {to}");
+            let seen = match client.dial_from(way, to, bind) {
+                Ok(dialled) => dialled.client.ip().to_string(),
+                Err(error) => error.downcast::<Errno>()?.name,
+            };
+            assert_eq!(seen, outcome, "FLOW-4: {row}, {way:?} {to}: who is seen, or what is said");
         }
     }
     Ok(())

@@ -34,22 +34,6 @@ fn slice(pod: &Pod) -> Slice {
     Slice::new("web", "web").port("t", 8080, "TCP").ready(&pod.v4.to_string(), "n1")
 }
 
-/// Programs on a device of a node by tcx, both directions together.
-fn by_tcx(node: &Node, device: &str) -> Result<usize> {
-    let device = device.to_owned();
-    node.host.enter(move || {
-        let count = |direction| SchedClassifier::query_tcx(&device, direction).map(|(_, programs)| programs.len());
-        Ok(count(TcAttachType::Ingress)? + count(TcAttachType::Egress)?)
-    })?
-}
-
-/// Lines of `tc filter show` that name one of our programs.
-fn by_filter(node: &Node, device: &str) -> Result<usize> {
-    let show = |direction: &str| node.host.run("tc", &["filter", "show", "dev", device, direction]);
-    let ours = |text: String| text.lines().filter(|line| line.contains("handle 0x5348")).count();
-    Ok(ours(show("ingress")?) + ours(show("egress")?))
-}
-
 fn links(node: &Node) -> Result<Vec<String>> {
     let directory = node.pins().links();
     let names = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
@@ -87,7 +71,7 @@ fn workload_devices_have_programs_only_while_they_may_hide_a_client() -> Result<
     let _server = pod.place.echo("a", &["8080/TCP", "8080/UDP"])?;
     let has = |wanted: usize| {
         eventually(&format!("programs on the pod's device: {wanted}"), SOON, || {
-            let found = by_tcx(lab.n1(), "pod10")?;
+            let found = lab.n1().by_tcx("pod10")?;
             ensure!(found == wanted, "{found}");
             Ok(())
         })
@@ -142,7 +126,7 @@ fn a_restart_is_not_noticed_and_leaves_one_copy_of_each_program() -> Result<()> 
         for device in ["eth0", "pod10"] {
             // The kernel takes a link off a while after its pin is gone.
             eventually("one copy", SOON, || {
-                let found = (by_tcx(lab.n1(), device)?, by_filter(lab.n1(), device)?);
+                let found = (lab.n1().by_tcx(device)?, lab.n1().by_filter(device)?);
                 ensure!(found == (tcx, filters), "{flags:?} {device}: {found:?}");
                 Ok(())
             })?;
@@ -168,7 +152,7 @@ fn another_way_of_attaching_takes_over_from_the_first() -> Result<()> {
             let served = outside.dial(Way::Tcp, "192.0.2.11:30001").is_ok();
             ensure!(served == (tcx + filters > 0), "served: {served}");
             for device in ["eth0", "pod10"] {
-                let found = (by_tcx(lab.n1(), device)?, by_filter(lab.n1(), device)?);
+                let found = (lab.n1().by_tcx(device)?, lab.n1().by_filter(device)?);
                 ensure!(found == (tcx, filters), "{device}: {found:?}");
             }
             Ok(())
@@ -209,7 +193,7 @@ fn cleanup_takes_ours_and_leaves_theirs() -> Result<()> {
         let run = node.paths().run.to_string_lossy().into_owned();
         node.host.run(program("sheave")?, &["cleanup", "--bpffs", &bpffs, "--run-dir", &run])?;
         for device in ["eth0", "pod10"] {
-            assert_eq!((by_tcx(node, device)?, by_filter(node, device)?), (0, 0), "{flags:?} {device}");
+            assert_eq!((node.by_tcx(device)?, node.by_filter(device)?), (0, 0), "{flags:?} {device}");
         }
         let left = node.host.run("tc", &["filter", "show", "dev", "eth0", "ingress"])?;
         assert!(left.contains("handle 0x7"), "{flags:?}: {left}");

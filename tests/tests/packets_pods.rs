@@ -3,13 +3,16 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use sheave_tests::{
+    client::Way,
     lab::Lab,
     node::Pod,
     objects::{Slice, Svc},
-    pair::{WAYS, reaches},
+    pair::{N1, N1_6, N1_6_UPLINK, N1_UPLINK, WAYS, reaches},
+    place::Place,
+    wait::{SOON, eventually, throughout},
 };
 
 fn service(lab: &Lab, name: &str, number: u8, backends: &[(&Pod, &str)], policy: (&str, &str)) -> Result<()> {
@@ -29,18 +32,19 @@ fn service(lab: &Lab, name: &str, number: u8, backends: &[(&Pod, &str)], policy:
     lab.apply(&[&service, &v4, &v6])
 }
 
-/// FLOW-1, the row of pods; FLOW-3's hairpin; V-1 and V-4 for pods.
+/// FLOW-1, the row of pods; V-1 and V-4 for pods; case 18: a pod among the backends that it dials.
 #[test]
 fn flow_1_pods_are_served_packet_by_packet() -> Result<()> {
     let Some(lab) = Lab::new(2)? else { return Ok(()) };
-    let (a, b, client) = (lab.n1().pod(10)?, lab.n2().pod(20)?, lab.n1().pod(30)?);
+    let (a, b, c, client) = (lab.n1().pod(10)?, lab.n2().pod(20)?, lab.n1().pod(11)?, lab.n1().pod(30)?);
     let ports = ["8080/TCP", "8080/UDP"];
-    let _servers = [a.place.echo("a", &ports)?, b.place.echo("b", &ports)?];
+    let _servers = [a.place.echo("a", &ports)?, b.place.echo("b", &ports)?, c.place.echo("c", &ports)?];
     let both = [(&a, "n1"), (&b, "n2")];
     service(&lab, "svc1", 41, &both, ("Cluster", "Cluster"))?;
     service(&lab, "svc2", 42, &both, ("Cluster", "Local"))?;
     service(&lab, "svc3", 43, &both, ("Local", "Cluster"))?;
     service(&lab, "alone", 44, &[(&a, "n1")], ("Cluster", "Cluster"))?;
+    service(&lab, "three", 46, &[(&a, "n1"), (&b, "n2"), (&c, "n1")], ("Cluster", "Cluster"))?;
     service(&lab, "none", 45, &[], ("Cluster", "Cluster"))?;
     let flags = ["--host-sockets-only", "--pod-packets"];
     let _agents = [lab.n1().agent_with(&flags)?, lab.n2().agent_with(&flags)?];
@@ -72,8 +76,119 @@ fn flow_1_pods_are_served_packet_by_packet() -> Result<()> {
         reaches(&itself, way, "10.96.0.44:80", &[("a", "10.244.1.1")])?;
         reaches(&itself, way, "192.0.2.11:30044", &[("a", "10.244.1.1")])?;
         reaches(&itself, way, "[2001:db8:96::44]:80", &[("a", "2001:db8:1::1")])?;
+        let own = "10.244.1.10";
+        reaches(&itself, way, "10.96.0.46:80", &[("a", "10.244.1.1"), ("b", own), ("c", own)])?;
+        let servers = [("a", "10.244.1.1"), ("b", "192.0.2.11"), ("c", "10.244.1.1")];
+        reaches(&itself, way, "192.0.2.11:30046", &servers)?;
         // Direct traffic is nobody's business.
         assert_eq!(pod.dial(way, &b.at(8080).to_string())?.client.ip(), client.v4, "{way:?}");
+    }
+    Ok(())
+}
+
+/// FLOW-3: each port of a ClusterIP leads to its own, by number and protocol; others are refused, and addresses of nobody
+/// are silent. A pod is seen, a client outside is not.
+#[test]
+fn flow_3_ports_of_a_cluster_ip_packet_by_packet() -> Result<()> {
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
+    for prefix in ["10.96.0.0/16", "2001:db8:96::/64"] {
+        lab.route(prefix, lab.n1())?;
+    }
+    let (a, b, client) = (lab.n1().pod(10)?, lab.n2().pod(20)?, lab.n1().pod(30)?);
+    let mut servers = Vec::new();
+    for (name, pod) in [("a", &a), ("b", &b)] {
+        for port in ["80/TCP", "8443/TCP", "5353/TCP", "53/UDP"] {
+            servers.push(pod.place.echo(&format!("{name} at {port}"), &[port])?);
+        }
+    }
+    let two = Svc::new("two").ip("10.96.0.42").ip("2001:db8:96::42").port("http", 80, "TCP").port("https", 443, "TCP");
+    let slice =
+        |family: &str| Slice::new(&format!("two-{family}"), "two").port("http", 80, "TCP").port("https", 8443, "TCP");
+    let slice = |family: &str| slice(family).port("dns-udp", 53, "UDP").port("dns-tcp", 5353, "TCP");
+    let (mut v4, mut v6) = (slice("v4"), slice("v6"));
+    for (pod, node) in [(&a, "n1"), (&b, "n2")] {
+        v4 = v4.ready(&pod.v4.to_string(), node);
+        v6 = v6.ready(&pod.v6.to_string(), node);
+    }
+    let one = Svc::new("one").ip("10.96.0.41").port("http", 80, "TCP");
+    let one_slice = Slice::new("one", "one").port("http", 80, "TCP").ready("10.244.1.10", "n1");
+    lab.apply(&[&two.port("dns-udp", 53, "UDP").port("dns-tcp", 53, "TCP"), &v4, &v6, &one, &one_slice])?;
+    let flags = ["--host-sockets-only", "--pod-packets", "--service-cidrs=10.96.0.0/16,2001:db8:96::/64"];
+    let _agent = lab.n1().agent_with(&flags)?;
+    let (mut pod, mut outside) = (client.place.client()?, lab.outside.client()?);
+    (pod.patience, outside.patience) = (Duration::from_secs(1), Duration::from_secs(1));
+    for (from, client, [near, far], [near6, far6]) in [
+        ("a pod", &pod, ["10.244.1.30"; 2], ["2001:db8:1::30"; 2]),
+        ("outside", &outside, [N1, N1_UPLINK], [N1_6, N1_6_UPLINK]),
+    ] {
+        for (to, way, port) in [
+            ("42]:80", Way::Tcp, "80/TCP"),
+            ("42]:443", Way::Tcp, "8443/TCP"),
+            ("42]:53", Way::Tcp, "5353/TCP"),
+            ("42]:53", Way::Udp, "53/UDP"),
+        ] {
+            let names = ["a", "b"].map(|name| format!("{name} at {port}"));
+            let [a, b] = names.each_ref().map(String::as_str);
+            let row = || format!("FLOW-3, {from}");
+            reaches(client, way, &format!("10.96.0.{}", to.replace(']', "")), &[(a, near), (b, far)])
+                .with_context(row)?;
+            reaches(client, way, &format!("[2001:db8:96::{to}"), &[(a, near6), (b, far6)]).with_context(row)?;
+        }
+        reaches(client, Way::Tcp, "10.96.0.41:80", &[("a at 80/TCP", near)]).context("FLOW-3")?;
+        for (to, way, outcome) in [
+            ("10.96.0.42:80", Way::Udp, "ECONNREFUSED"),
+            ("[2001:db8:96::42]:80", Way::Udp, "ECONNREFUSED"),
+            ("10.96.0.41:443", Way::Tcp, "ECONNREFUSED"),
+            ("10.96.0.41:53", Way::Udp, "ECONNREFUSED"),
+            ("10.96.0.50:80", Way::Tcp, "TIMEOUT"),
+            ("10.96.0.50:80", Way::Udp, "TIMEOUT"),
+            ("[2001:db8:96::50]:80", Way::Tcp, "TIMEOUT"),
+        ] {
+            assert_eq!(client.outcome(way, to)?, outcome, "FLOW-3: {from}, {way:?} {to}");
+        }
+    }
+    let itself = a.place.client()?;
+    reaches(&itself, Way::Tcp, "10.96.0.41:80", &[("a at 80/TCP", N1)]).context("FLOW-3, hairpin")
+}
+
+/// What a pod sends is translated packet by packet when the flag says so, by default while there is an SCTP Service. The
+/// client's sockets are in no cgroup of the node, like those of a virtual machine.
+#[test]
+fn pod_packets_are_translated_when_they_are_meant_to_be() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let (_server, pod) = (lab.n1().server(10, "a")?, lab.n1().pod(30)?);
+    let mut client = Place { cgroup: lab.outside.cgroup.clone(), ..pod.place }.client()?;
+    client.patience = Duration::from_millis(500);
+    lab.apply(&[&Svc::web("web", "10.96.0.20"), &Slice::web("web").ready("10.244.1.10", "n1")])?;
+    let sctp = Svc::new("sctp").ip("10.96.0.21").port("s", 7000, "SCTP");
+    for (flags, rows) in [
+        (&[][..], &[("without SCTP", false), ("with an SCTP Service", true)][..]),
+        (&["--pod-packets=on"], &[("without SCTP", true)]),
+        (&["--host-sockets-only"], &[("without SCTP", true)]),
+        (&["--host-sockets-only", "--pod-packets=off"], &[("without SCTP", false), ("with an SCTP Service", false)]),
+    ] {
+        let mut agent = lab.n1().agent_with(flags)?;
+        for (row, is_served) in rows {
+            let has_sctp = *row == "with an SCTP Service";
+            if has_sctp {
+                lab.apply(&[&sctp])?;
+            }
+            lab.settle(&agent)?;
+            // Devices get their programs a moment after the Service.
+            let as_meant = || {
+                let outcome = client.outcome(Way::Tcp, "10.96.0.20:80")?;
+                ensure!((outcome == "a") == *is_served, "{outcome}");
+                Ok(())
+            };
+            let what = format!("{flags:?}, {row}");
+            eventually(&what, SOON, as_meant)?;
+            throughout(Duration::from_millis(300), as_meant).context(what)?;
+            if has_sctp {
+                lab.delete(&[&sctp])?;
+            }
+        }
+        agent.terminate()?;
+        agent.sheave(&["cleanup"])?; // flows of pods that live would keep the programs on their devices
     }
     Ok(())
 }

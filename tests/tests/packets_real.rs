@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sheave_tests::{
     client::Way,
     lab::Lab,
-    transfer::{in_both_families, near_far_seen, serve},
+    transfer::{in_both_families, near_far_seen, reached, serve},
     wait::{SOON, eventually},
 };
 
@@ -52,22 +52,12 @@ fn checksums_are_right_where_devices_do_not_make_them() -> Result<()> {
 /// Pods on a bridge, as many CNIs have them.
 #[test]
 fn pods_on_a_bridge() -> Result<()> {
-    in_both_families(|lab| {
-        for (node, number) in [(lab.n1(), 10), (lab.n2(), 20)] {
-            let subnet = node.number;
-            node.host.ip(&format!(
-                "link add cni0 type bridge
-                 addr del 10.244.{subnet}.1/32 dev pod{number}
-                 addr del 2001:db8:{subnet}::1/128 dev pod{number}
-                 route del 2001:db8:{subnet}::{number}/128 dev pod{number}
-                 link set pod{number} master cni0
-                 addr add 10.244.{subnet}.1/24 dev cni0
-                 addr add 2001:db8:{subnet}::1/64 dev cni0 nodad
-                 link set cni0 up"
-            ))?;
-        }
-        Ok(())
-    })
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
+    let (a, b) = near_far_seen(&lab)?;
+    lab.n1().bridge(&[&a])?;
+    lab.n2().bridge(&[&b])?;
+    let _agents = [lab.n1().agent()?, lab.n2().agent()?];
+    reached(&lab, &a, &b)
 }
 
 /// The other node's pods behind an overlay with a smaller MTU, both families in a tunnel of IPv4: hidden clients get the

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::json;
 use sheave_tests::{
     client::Way,
@@ -139,28 +139,43 @@ fn unknown_addresses_of_a_service_cidr_are_silent() -> Result<()> {
     Ok(())
 }
 
-/// DL-3, DL-4: the device says who is a pod. A pod's connection to a ClusterIP is not masqueraded, an outsider's is.
+/// DL-1 to DL-5: addresses or devices say who is a pod. A pod's connection to a ClusterIP is not masqueraded, others' are.
 #[test]
-fn devices_say_who_is_a_pod() -> Result<()> {
-    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+fn addresses_or_devices_say_who_is_a_pod() -> Result<()> {
+    const POD: &str = "10.244.1.20";
+    const REMOTE: &str = "10.244.2.30";
+    const HIDDEN: &str = "10.244.1.1";
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
     lab.route("10.96.0.0/16", lab.n1())?;
-    let (server, client) = (lab.n1().server(10, "a")?, lab.n1().pod(20)?);
+    lab.n2().host.ip("route add 10.96.0.0/16 via 192.0.2.11")?; // its pods are served here, packet by packet
+    let (server, inside, remote) = (lab.n1().server(10, "a")?, lab.n1().pod(20)?, lab.n2().pod(30)?);
     let service = Svc::new("web").ip("10.96.0.41").port("t", 80, "TCP");
     let slice = Slice::new("web", "web").port("t", 8080, "TCP");
     lab.apply(&[&service, &slice.ready(&server.pod.v4.to_string(), "n1")])?;
-    let (pod, outside) = (client.place.client()?, lab.outside.client()?);
-    let mut agent = lab.n1().agent()?;
-    for (flags, seen) in [
-        (["--detect-pods=prefix", "--pod-interface-name-prefix=pod"], "10.244.1.20"),
-        (["--detect-pods=prefix", "--pod-interface-name-prefix=cali"], "10.244.1.1"),
-        (["--detect-pods=bridge", "--pod-bridge-interface=pod20"], "10.244.1.20"),
+    let clients = [inside.place.client()?, remote.place.client()?, lab.outside.client()?];
+    let by_packet = ["--host-sockets-only", "--pod-packets=on"];
+    let check = |flags: &[&str], expected: [&str; 3]| -> Result<()> {
+        let mut agent = lab.n1().agent_with(&[flags, &by_packet].concat())?;
+        for (client, (from, seen)) in clients.iter().zip(["a pod", "a remote pod", "outside"].iter().zip(expected)) {
+            let dialled = client.dial(Way::Tcp, "10.96.0.41:80").with_context(|| format!("{flags:?}, {from}"))?;
+            assert_eq!(dialled.client.ip().to_string(), seen, "{flags:?}, {from}");
+        }
+        agent.kill()
+    };
+    for (flags, expected) in [
+        (&["--detect-pods=cluster"][..], [POD, REMOTE, HIDDEN]),
+        (&["--cluster-cidr=10.244.1.0/24,198.51.100.0/24"], [POD, HIDDEN, "198.51.100.10"]),
+        (&["--detect-pods=node"], [POD, HIDDEN, HIDDEN]),
+        (&["--detect-pods=prefix", "--pod-interface-name-prefix=pod"], [POD, HIDDEN, HIDDEN]),
+        (&["--detect-pods=prefix", "--pod-interface-name-prefix=cali"], [HIDDEN, HIDDEN, HIDDEN]),
     ] {
-        agent.kill()?;
-        agent = lab.n1().agent_with(&[&flags[..], &["--host-sockets-only", "--pod-packets=on"]].concat())?;
-        let dialled = pod.dial(Way::Tcp, "10.96.0.41:80")?;
-        assert_eq!(dialled.client.ip().to_string(), seen, "{flags:?}");
-        let dialled = outside.dial(Way::Tcp, "10.96.0.41:80")?;
-        assert_eq!(dialled.client.ip().to_string(), "10.244.1.1", "{flags:?}, from outside");
+        check(flags, expected)?;
+    }
+    // Their packets come by the bridge, whose ports need no programs.
+    lab.n1().bridge(&[&server.pod, &inside])?;
+    check(&["--detect-pods=bridge", "--pod-bridge-interface=cni0"], [POD, HIDDEN, HIDDEN])?;
+    for (device, programs) in [("cni0", 2), ("pod10", 0), ("pod20", 0)] {
+        assert_eq!(lab.n1().by_tcx(device)?, programs, "{device}");
     }
     Ok(())
 }
