@@ -28,7 +28,7 @@ pub struct Device {
     pub nature: Nature,
     /// A default route leads through it.
     pub has_default_route: bool,
-    /// Its addresses of global scope, in the kernel's order.
+    /// Its addresses of global scope: deprecated ones last, else the oldest first.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -131,6 +131,7 @@ async fn list(handle: &Handle) -> Result<Vec<Device>, rtnetlink::Error> {
     while let Some(link) = links.try_next().await? {
         devices.insert(link.header.index, device(&link));
     }
+    let mut found: BTreeMap<u32, Vec<(IpAddr, bool)>> = BTreeMap::new();
     let mut addresses = handle.address().get().execute();
     while let Some(message) = addresses.try_next().await? {
         let unusable = AddressHeaderFlags::Tentative | AddressHeaderFlags::Dadfailed;
@@ -141,8 +142,14 @@ async fn list(handle: &Handle) -> Result<Vec<Device>, rtnetlink::Error> {
         let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(wanted);
         let local = find(|a| if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None });
         let any = find(|a| if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None });
-        if let (Some(device), Some(ip)) = (devices.get_mut(&message.header.index), local.or(any)) {
-            device.addresses.push(ip);
+        if let Some(ip) = local.or(any) {
+            let is_deprecated = message.header.flags.contains(AddressHeaderFlags::Deprecated);
+            found.entry(message.header.index).or_default().push((ip, is_deprecated));
+        }
+    }
+    for (index, addresses) in found {
+        if let Some(device) = devices.get_mut(&index) {
+            device.addresses = by_merit(addresses);
         }
     }
     let v4 = RouteMessageBuilder::<std::net::Ipv4Addr>::new().build();
@@ -161,6 +168,16 @@ async fn list(handle: &Handle) -> Result<Vec<Device>, rtnetlink::Error> {
         }
     }
     Ok(devices.into_values().collect())
+}
+
+/// Addresses as the kernel lists them, and whether they are deprecated: in the order in which they may stand for the
+/// device. One that came later, such as a balancer's that moves between nodes, is no substitute for the node's own.
+fn by_merit(listed: Vec<(IpAddr, bool)>) -> Vec<IpAddr> {
+    // IPv4 addresses are listed oldest first, IPv6 newest first.
+    let (mut addresses, v6): (Vec<_>, Vec<_>) = listed.into_iter().partition(|(ip, _)| ip.is_ipv4());
+    addresses.extend(v6.into_iter().rev());
+    addresses.sort_by_key(|(_, is_deprecated)| *is_deprecated);
+    addresses.into_iter().map(|(ip, _)| ip).collect()
 }
 
 fn leaving_through(route: &RouteMessage) -> Vec<u32> {
@@ -228,6 +245,24 @@ fn nature(kind: Option<&InfoKind>, port: Option<&InfoPortKind>, layer: LinkLayer
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_that_came_later_or_is_deprecated_does_not_stand_for_its_device() {
+        for (row, listed, expected) in [
+            ("IPv4, oldest first", &["192.0.2.1", "192.0.2.2"][..], &["192.0.2.1", "192.0.2.2"][..]),
+            ("IPv6, newest first", &["2001:db8::2", "2001:db8::1"], &["2001:db8::1", "2001:db8::2"]),
+            ("deprecated", &["192.0.2.1 -", "192.0.2.2"], &["192.0.2.2", "192.0.2.1"]),
+            ("deprecated, the oldest", &["2001:db8::2", "2001:db8::1 -"], &["2001:db8::2", "2001:db8::1"]),
+            ("nothing else", &["2001:db8::1 -"], &["2001:db8::1"]),
+        ] {
+            let listed = listed.iter().map(|text| match text.strip_suffix(" -") {
+                Some(text) => (text.parse().expect(row), true),
+                None => (text.parse().expect(row), false),
+            });
+            let expected: Vec<IpAddr> = expected.iter().map(|text| text.parse().expect(row)).collect();
+            assert_eq!(by_merit(listed.collect()), expected, "{row}");
+        }
+    }
 
     #[test]
     fn clients_come_through_network_cards_and_default_routes_unless_devices_are_named() {
