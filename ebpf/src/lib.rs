@@ -87,7 +87,7 @@ pub mod maps {
     /// empty after an upgrade; all others are taken over with what they hold (`docs/adr/0006-upgrades.md`).
     #[must_use]
     pub fn changed_in(map: &str) -> u32 {
-        if map == DEVICES || map == CONNTRACK { 2 } else { 1 }
+        if map == DEVICES { 2 } else { 1 }
     }
 
     /// Every map there is.

@@ -126,6 +126,14 @@ struct Carrier {
 }
 
 impl Carrier {
+    /// Takes the programs off a device that needs none.
+    fn detach(&self) {
+        if let Some(Hold::Tcx(links)) = &self.hold {
+            // A device that is gone has none.
+            links.iter().for_each(|link| drop(link.detach()));
+        }
+    }
+
     /// Pins that go with the device, or with the need for programs, are not missed.
     fn forget(&self, upkeep: &Upkeep) {
         if let Some(Hold::Tcx(links)) = &self.hold {
@@ -184,6 +192,9 @@ impl Packets {
                 Ok(hold) => {
                     let carrier = Carrier { name: device.name.clone(), role, hold };
                     if let Some(old) = self.devices.insert(device.index, carrier) {
+                        if role.is_none() {
+                            old.detach();
+                        }
                         old.forget(upkeep);
                     }
                 }

@@ -208,8 +208,6 @@ pub fn prune(pins: &Pins, keep: &dyn Fn(u32) -> bool) -> Result<()> {
         let path = entry.map_err(failed)?.path();
         let device = path.file_name().and_then(|name| Pins::device_of(&name.to_string_lossy()));
         if device.is_some_and(|index| !keep(index)) {
-            // Of a device that is gone, it leads nowhere already.
-            let _ = Pinned::open(path.clone()).and_then(|link| link.detach());
             remove_pin(&path)?;
         }
     }
