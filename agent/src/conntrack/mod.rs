@@ -40,12 +40,17 @@ pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows) -> Ve
                 return gone;
             }
             let reply = tuple.reply(flow);
-            if !is_over(idle, tuple.proto, flow, table.flow(&reply).as_ref()) {
+            let found = table.flow(&reply);
+            // The replies may be another flow's by now: two CPUs opened both, or a full table lost ours.
+            let is_ours = found.is_none_or(|found| reply.dial(&found) == *tuple);
+            if !is_over(idle, tuple.proto, flow, found.filter(|_| is_ours).as_ref()) {
                 return gone;
             }
-            let hidden = table.flow(&reply.reversed());
-            gone.extend(hidden.map(|hidden| reply.to(hidden.to, hidden.to_port).at(HOOK_INGRESS)));
-            gone.extend([reply, reply.reversed()]);
+            if is_ours {
+                let masquerade = table.flow(&reply.reversed());
+                gone.extend(masquerade.map(|flow| reply.to(flow.to, flow.to_port).at(HOOK_INGRESS)));
+                gone.extend([reply, reply.reversed()]);
+            }
             true
         }
         ROLE_REPLY if flow.flags & FLAG_REFUSED != 0 => idle(flow) > REFUSED_TIMEOUT,
@@ -85,9 +90,9 @@ impl Kinds {
     pub fn add(&mut self, flow: &Flow, is_own: impl Fn(&Addr) -> bool) {
         match flow.role() {
             ROLE_DIAL => {
-                let hidden = flow.flags & FLAG_MASQUERADE != 0;
-                self.masqueraded |= hidden;
-                self.plain |= !hidden || is_own(&flow.to);
+                let is_masqueraded = flow.flags & FLAG_MASQUERADE != 0;
+                self.masqueraded |= is_masqueraded;
+                self.plain |= !is_masqueraded || is_own(&flow.to);
             }
             ROLE_REPLY => self.plain |= flow.flags & FLAG_REFUSED != 0,
             _ => self.masqueraded = true,

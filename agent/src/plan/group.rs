@@ -299,8 +299,9 @@ impl Group<'_> {
         let of_family = |range: &&IpNet| Family::of(range.addr()) == self.family;
         let mut ranges: Vec<_> = self.service.source_ranges.iter().filter(of_family).copied().collect();
         if self.admits_the_node(&ranges) {
-            let known: BTreeSet<_> = ranges.iter().copied().collect();
-            ranges.extend(self.load_balancer_ips().map(IpNet::from).filter(|ip| !known.contains(ip)));
+            let is_new = |ip: &IpAddr| !ranges.iter().any(|range| range.contains(ip));
+            let own: Vec<_> = self.load_balancer_ips().filter(is_new).map(IpNet::from).collect();
+            ranges.extend(own);
         }
         ranges
     }

@@ -101,7 +101,7 @@ fn outcomes(lines: &[String]) -> BTreeMap<String, Outcome> {
         } else if let Some(words) = line.strip_prefix("== end ") {
             let mut words = words.split(' ');
             if let (Some(name), Some("0")) = (words.next(), words.next()) {
-                // Its tests speak for it. Without any, a filter has matched nothing: a test has another name now.
+                // Its tests speak for it. Without any, a filter has matched nothing: a test may have another name now.
                 if COMMANDS.contains(&name) {
                     all.insert(name.to_owned(), Outcome::Passed);
                 } else if all.keys().any(|key| key.strip_prefix(name).is_some_and(|rest| rest.starts_with(": "))) {

@@ -99,7 +99,7 @@ impl Pinned {
     /// descriptors are gone; until then the same program cannot be attached there again (`EEXIST`).
     ///
     /// # Errors
-    /// `ENOLINK` when it has none; else what the kernel says.
+    /// What the kernel says.
     pub fn detach(&self) -> io::Result<()> {
         bpf(BPF_LINK_DETACH, &mut [raw(self.object.as_fd()), 0, 0, 0]).map(drop)
     }

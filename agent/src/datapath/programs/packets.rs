@@ -215,7 +215,10 @@ impl Packets {
             }
             is_there
         });
-        let is_wanted = |index| self.devices.get(&index).is_some_and(|carrier| carrier.role.is_some());
+        // What lacks one of its programs may have the other, or a predecessor's.
+        let is_wanted = |index| {
+            self.lacking.contains(&index) || self.devices.get(&index).is_some_and(|carrier| carrier.role.is_some())
+        };
         if let Err(error) = tc::prune(&self.pins, &is_wanted) {
             tracing::warn!(%error, "cannot remove the links of devices that are gone");
         }
@@ -224,7 +227,7 @@ impl Packets {
 
     fn equip(&mut self, device: &Device, role: Option<Role>) -> Result<Option<Hold>> {
         let Some(role) = role else {
-            tc::remove_filters_of(&device.name); // links go with their pins
+            tc::remove_filters_of(&device.name);
             return Ok(None);
         };
         let hold = tc::attach(self.programs.of(device.nature), &self.pins, device, role, self.options.attach)?;

@@ -1,5 +1,5 @@
 //! Which programs the devices of workloads have. Every packet of a pod pays for them, so they are there only while they
-//! may have something to do: hide a client from a workload of this node and bring the reply back, or translate what
+//! may have something to do: masquerade a client towards a workload of this node and bring the reply back, or translate what
 //! pods dial.
 
 use sheave_ebpf::meta::{MASQUERADED_FLOWS, PLAIN_FLOWS, PODS_DIAL, WORKLOAD_PROGRAMS};
@@ -11,10 +11,10 @@ use crate::datapath::tables::words::Words;
 pub enum Equipment {
     /// Nothing.
     Bare,
-    /// Still the programs of [`Replies`](Self::Replies), but no client is hidden from a workload any more: by the next
+    /// Still the programs of [`Replies`](Self::Replies), but no client of a workload is masqueraded any more: by the next
     /// look, a packet that was on its way has arrived.
     Leaving,
-    /// Programs that hide clients from workloads and bring their replies back.
+    /// Programs that masquerade the clients of workloads and bring their replies back.
     Replies,
     /// Those for clients, too: pods dial packet by packet, or did while flows began that still live.
     Clients,
@@ -25,8 +25,8 @@ pub enum Equipment {
 struct Needs {
     /// All devices have all programs at any time.
     always: bool,
-    /// There are flows whose clients are hidden.
-    hidden_flows: bool,
+    /// There are flows whose clients are masqueraded.
+    masqueraded_flows: bool,
     /// There are others.
     plain_flows: bool,
     /// A client outside dialled an address that is meant for the cluster alone. It may come again.
@@ -40,11 +40,13 @@ struct Needs {
 impl Equipment {
     fn next(self, needs: &Needs) -> Self {
         let had_clients = self == Self::Clients;
-        let dial = needs.pods_dial.unwrap_or(had_clients) || had_clients && (needs.hidden_flows || needs.plain_flows);
-        let hide = needs.hidden_flows || needs.was_asked || needs.serves_outsiders.unwrap_or(self != Self::Bare);
+        let dial =
+            needs.pods_dial.unwrap_or(had_clients) || had_clients && (needs.masqueraded_flows || needs.plain_flows);
+        let masquerade =
+            needs.masqueraded_flows || needs.was_asked || needs.serves_outsiders.unwrap_or(self != Self::Bare);
         match self {
             _ if needs.always || dial => Self::Clients,
-            _ if hide => Self::Replies,
+            _ if masquerade => Self::Replies,
             Self::Replies | Self::Clients => Self::Leaving,
             Self::Leaving | Self::Bare => Self::Bare,
         }
@@ -84,17 +86,17 @@ impl WorkloadWatch {
     /// Decides anew; says whether anything changes. Off takes two looks.
     pub fn look(&mut self) -> bool {
         let are_there = |kind| self.meta.load(kind) != 0;
-        self.needs.hidden_flows = are_there(MASQUERADED_FLOWS);
+        self.needs.masqueraded_flows = are_there(MASQUERADED_FLOWS);
         self.needs.plain_flows = are_there(PLAIN_FLOWS);
-        self.needs.was_asked |= self.needs.hidden_flows && self.equipment == Equipment::Bare;
+        self.needs.was_asked |= self.needs.masqueraded_flows && self.equipment == Equipment::Bare;
         let next = self.equipment.next(&self.needs);
         std::mem::replace(&mut self.equipment, next) != next
     }
 
-    /// To be called when devices have their programs: only then is a client hidden.
+    /// To be called when devices have their programs: only then is a client masqueraded.
     pub fn tell_programs(&self) {
-        let hides = matches!(self.equipment, Equipment::Replies | Equipment::Clients);
-        for (word, value) in [(WORKLOAD_PROGRAMS, hides), (PODS_DIAL, self.equipment == Equipment::Clients)] {
+        let masquerade = matches!(self.equipment, Equipment::Replies | Equipment::Clients);
+        for (word, value) in [(WORKLOAD_PROGRAMS, masquerade), (PODS_DIAL, self.equipment == Equipment::Clients)] {
             if let Err(error) = self.meta.store(word, value.into()) {
                 tracing::warn!(%error, "cannot tell the programs, and a successor, of which devices they are");
             }
@@ -130,8 +132,8 @@ mod tests {
             ("pods dial", dial, &[Bare, Clients, Clients]),
             ("pods dial, too", both, &[Replies, Clients]),
             ("pods do no more, outsiders do", outsiders, &[Clients, Replies]),
-            ("a hidden flow lives", Needs { hidden_flows: true, ..nothing }, &[Replies, Replies]),
-            ("a hidden flow of a pod lives", Needs { hidden_flows: true, ..nothing }, &[Clients, Clients]),
+            ("a masqueraded flow lives", Needs { masqueraded_flows: true, ..nothing }, &[Replies, Replies]),
+            ("a masqueraded flow of a pod lives", Needs { masqueraded_flows: true, ..nothing }, &[Clients, Clients]),
             ("a plain flow of a pod lives", Needs { plain_flows: true, ..nothing }, &[Clients, Clients]),
             ("a plain flow needs nobody else", Needs { plain_flows: true, ..nothing }, &[Replies, Leaving, Bare]),
             ("always", Needs { always: true, ..nothing }, &[Bare, Clients, Clients]),

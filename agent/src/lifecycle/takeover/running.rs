@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     os::unix::fs::MetadataExt as _,
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::datapath::host::sockets;
@@ -19,7 +19,7 @@ const PORTS: [u16; 2] = [10249, 10256];
 const MODES: [&str; 3] = ["iptables", "ipvs", "nftables"];
 /// Its name as a process.
 const PROCESS: &str = "kube-proxy";
-/// For each step of an answer, on a busy host.
+/// For a connection, and for an answer, on a busy host.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A sign that kube-proxy runs. Reads as what follows "kube-proxy".
@@ -113,14 +113,21 @@ fn ask(address: SocketAddr, path: &str) -> Answer {
         Err(error) if error.kind() == io::ErrorKind::TimedOut => return Answer::Unclear, // it accepts no more
         Err(_) => return Answer::Nobody,
     };
-    let mut exchange = || -> io::Result<Vec<u8>> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
-        let mut answer = Vec::new();
-        (&stream).take(4096).read_to_end(&mut answer)?;
-        Ok(answer)
+    let end = Instant::now() + PATIENCE;
+    if write!(stream, "GET {path} HTTP/1.0\r\n\r\n").is_err() {
+        return Answer::Unclear;
+    }
+    let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
+    let mut more = || -> io::Result<bool> {
+        let left = end.saturating_duration_since(Instant::now());
+        stream.set_read_timeout(Some(left))?; // none left is an error
+        let length = stream.read(&mut buffer)?;
+        answer.extend_from_slice(&buffer[..length]);
+        Ok(length > 0 && answer.len() < buffer.len())
     };
-    exchange().ok().and_then(|answer| parse(&String::from_utf8_lossy(&answer))).unwrap_or(Answer::Unclear)
+    // However it ends: what has come by then is the answer.
+    while more().unwrap_or(false) {}
+    parse(&String::from_utf8_lossy(&answer)).unwrap_or(Answer::Unclear)
 }
 
 fn parse(answer: &str) -> Option<Answer> {
