@@ -246,6 +246,22 @@ impl Client {
         }
     }
 
+    /// The same where a refusal is expected. The kernel says "port unreachable" only so often, to each and to all
+    /// (`icmp_ratelimit`, `icmp_msgs_per_sec`), so a datagram that is met by silence is sent again some times.
+    ///
+    /// # Errors
+    /// When the client has ended.
+    pub fn refusal(&self, way: Way, to: &str) -> Result<String> {
+        let mut said = self.outcome(way, to)?;
+        for _ in 0..4 {
+            if way == Way::Tcp || said != "TIMEOUT" {
+                break;
+            }
+            said = self.outcome(way, to)?;
+        }
+        Ok(said)
+    }
+
     /// A socket, not connected.
     ///
     /// # Errors

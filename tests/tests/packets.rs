@@ -93,7 +93,7 @@ fn what_cannot_be_served_is_refused_or_silent() -> Result<()> {
             "[2001:db8:96::41]:81",
         ] {
             for (from, client) in [("outside", &outside), ("a pod", &pod), ("the node", &host)] {
-                assert_eq!(client.outcome(way, to)?, "ECONNREFUSED", "{from}, {way:?} {to}");
+                assert_eq!(client.refusal(way, to)?, "ECONNREFUSED", "{from}, {way:?} {to}");
             }
         }
         for (to, outcome) in [

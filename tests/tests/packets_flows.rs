@@ -273,8 +273,11 @@ fn flow_9_terminating_endpoints() -> Result<()> {
                 let what = format!("FLOW-9{id} {policy}, {from} to {to}");
                 if expected.is_empty() {
                     // With endpoints elsewhere a Local policy is silent.
-                    let refusal = if id == "c" { "TIMEOUT" } else { "ECONNREFUSED" };
-                    assert_eq!(client.outcome(way, to)?, refusal, "{what}, {way:?}");
+                    let (said, refusal) = match id {
+                        "c" => (client.outcome(way, to), "TIMEOUT"),
+                        _ => (client.refusal(way, to), "ECONNREFUSED"),
+                    };
+                    assert_eq!(said?, refusal, "{what}, {way:?}");
                     continue;
                 }
                 let names: Vec<String> = expected.iter().map(name).collect();
@@ -288,7 +291,7 @@ fn flow_9_terminating_endpoints() -> Result<()> {
     lab.settle(&agent)?;
     for (client, to) in [(&pod, "10.96.0.20:80"), (&outside, "203.0.113.20:80")] {
         for way in WAYS {
-            assert_eq!(client.outcome(way, to)?, "ECONNREFUSED", "FLOW-9, after the slice is deleted, {way:?} {to}");
+            assert_eq!(client.refusal(way, to)?, "ECONNREFUSED", "FLOW-9, after the slice is deleted, {way:?} {to}");
         }
     }
     Ok(())

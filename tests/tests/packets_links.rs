@@ -134,7 +134,7 @@ fn clients_behind_a_tunnel_without_a_link_layer() -> Result<()> {
     let outside = lab.outside.client()?;
     for way in [Way::Tcp, Way::Udp] {
         for to in ["192.0.2.11:30004", "[2001:db8::11]:30004"] {
-            assert_eq!(outside.outcome(way, to)?, "ECONNREFUSED", "{way:?} to {to}");
+            assert_eq!(outside.refusal(way, to)?, "ECONNREFUSED", "{way:?} to {to}");
         }
     }
     Ok(())

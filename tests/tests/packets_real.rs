@@ -133,7 +133,7 @@ fn a_backends_refusal_reaches_the_client() -> Result<()> {
             "[2001:db8::11]:30002",
             "[2001:db8::11]:30003",
         ] {
-            assert_eq!(outside.outcome(way, to)?, "ECONNREFUSED", "{way:?} {to}");
+            assert_eq!(outside.refusal(way, to)?, "ECONNREFUSED", "{way:?} {to}");
         }
     }
     Ok(())
