@@ -144,7 +144,8 @@ async fn start(
     }
     let reconciler = Reconciler::adopt(Kernel::open(&pins)?)?;
     metrics.set_flow_capacity(reconciler.datapath().limits().conntrack);
-    let closer = start_closer(Closer::open(&pins, cgroup_root, options.close_tcp)?, metrics.clone())?;
+    let closer = Closer::open(&pins, cgroup_root, options.close_tcp, options.host_sockets_only)?;
+    let closer = start_closer(closer, metrics.clone())?;
     let interfaces = addresses::follow().await.context("cannot follow this host's addresses")?;
     let socket = options.paths.socket();
     let listener = api::bind(&socket)

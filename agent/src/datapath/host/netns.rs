@@ -56,6 +56,12 @@ pub fn id(namespace: &File) -> Option<Id> {
     namespace.metadata().ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
+/// The namespace of this thread; `None` where `/proc` is not mounted.
+#[must_use]
+pub fn own() -> Option<Id> {
+    File::open("/proc/thread-self/ns/net").ok().and_then(|namespace| id(&namespace))
+}
+
 /// The namespaces that processes of a cgroup and those below it live in; `None` where some of these processes are hidden
 /// from us. Processes that end while we look are left out.
 #[must_use]

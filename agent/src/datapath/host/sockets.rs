@@ -60,6 +60,8 @@ pub struct Closer {
     cgroup_root: PathBuf,
     /// TCP too; only where the programs were told to enter TCP sockets in `PEERS`.
     tcp: bool,
+    /// Of pods' sockets none is translated: what they send is, packet by packet.
+    host_only: bool,
 }
 
 /// What to look for.
@@ -77,9 +79,9 @@ impl Closer {
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub fn open(pins: &Pins, cgroup_root: &Path, tcp: bool) -> Result<Self> {
+    pub fn open(pins: &Pins, cgroup_root: &Path, tcp: bool, host_only: bool) -> Result<Self> {
         let peers = pinned::open(pins, maps::PEERS, Map::LruHashMap)?;
-        Ok(Self { peers, cgroup_root: cgroup_root.to_owned(), tcp })
+        Ok(Self { peers, cgroup_root: cgroup_root.to_owned(), tcp, host_only })
     }
 
     /// Closes the sockets that are meant, wherever they live.
@@ -94,7 +96,11 @@ impl Closer {
         words::grace_period();
         // Sockets that no entry tells apart are ours only where our processes live: another agent may share this host.
         // In a container that cannot be told, and none but this node's namespaces were given to it.
-        let ours = if wanted.frontends.is_empty() { None } else { netns::of_cgroup(&self.cgroup_root) };
+        let ours = match wanted.frontends.is_empty() {
+            true => None,
+            false if self.host_only => Some(netns::own().into_iter().collect()),
+            false => netns::of_cgroup(&self.cgroup_root),
+        };
         for namespace in netns::all() {
             let is_ours = ours.as_ref().is_none_or(|ours| netns::id(&namespace).is_some_and(|id| ours.contains(&id)));
             let (peers, wanted) = (&self.peers, &wanted);
