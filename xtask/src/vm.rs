@@ -48,8 +48,8 @@ pub struct Args {
     /// Files of tests/tests to run, besides `sheave check`
     #[arg(long, value_delimiter = ',', default_values = TESTS)]
     tests: Vec<String>,
-    /// Run only tests whose names contain this
-    #[arg(long)]
+    /// Run only tests whose names contain this; a file of --tests that has none fails
+    #[arg(long, requires = "tests")]
     filter: Option<String>,
     /// Machines that run at the same time
     #[arg(long, default_value_t = 2)]
