@@ -274,7 +274,8 @@ fn one_way_senders(change: Change) -> Result<()> {
     unrelated.echo.unreached()?;
 
     let mut new = lab.n1().server(12, "new")?;
-    lab.apply(&[&service, &ready(&["10.244.1.12"])])?;
+    // The slice first: the deleted Service's still names the old address.
+    lab.apply(&[&ready(&["10.244.1.12"]), &service])?;
     lab.settle(&agent)?;
     for (number, sender) in senders.into_iter().enumerate() {
         let before = new.echo.seen()?;
