@@ -70,7 +70,9 @@ impl CleanupArgs {
     }
 
     fn remove_kube_proxy(&self, paths: &HostPaths) -> anyhow::Result<()> {
-        if let Some(running) = running::find().filter(|_| !self.dry_run) {
+        if !self.dry_run
+            && let Some(running) = running::find()
+        {
             bail!(Refused(format!("kube-proxy {running}; {}", running.advice())));
         }
         let leftovers = Leftovers::find(paths)?;
