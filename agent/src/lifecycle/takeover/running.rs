@@ -3,15 +3,15 @@
 
 use std::{
     collections::BTreeSet,
-    fmt, fs,
+    fmt,
+    fs::{self, File},
     io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
-    os::unix::fs::MetadataExt as _,
     path::Path,
     time::{Duration, Instant},
 };
 
-use crate::datapath::host::sockets;
+use crate::datapath::host::{netns, sockets};
 
 /// Its ports for metrics and health. Each can be moved; hardly anybody moves both.
 const PORTS: [u16; 2] = [10249, 10256];
@@ -138,8 +138,8 @@ fn parse(answer: &str) -> Option<Answer> {
 
 /// A process of that name in this network namespace: other nodes may share the host.
 fn process() -> Option<u32> {
-    let namespace = |process: &Path| fs::metadata(process.join("ns/net")).ok().map(|meta| (meta.dev(), meta.ino()));
-    let ours = namespace(Path::new("/proc/self"))?;
+    let namespace = |process: &Path| netns::id(&File::open(process.join("ns/net")).ok()?);
+    let ours = netns::own()?;
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         let (path, pid) = (entry.path(), entry.file_name().to_str()?.parse().ok()?);
         let name = fs::read_to_string(path.join("comm")).ok()?;
