@@ -117,32 +117,32 @@ pod! {
         /// The port at the other end, network order: the packet's own, unless the client was given another one.
         pub other_port: u16,
         /// `ROLE_…` and `FLAG_…`.
-        pub flags: u16,
+        pub flags: u32,
         /// Always 0.
-        pub zero: [u16; 3],
+        pub zero: u32,
     }
 }
 
 /// Client → frontend, at ingress.
-pub const ROLE_DIAL: u16 = 0;
+pub const ROLE_DIAL: u32 = 0;
 /// Backend → client, at egress.
-pub const ROLE_REPLY: u16 = 1;
+pub const ROLE_REPLY: u32 = 1;
 /// Client → backend, at egress.
-pub const ROLE_MASQUERADE: u16 = 2;
+pub const ROLE_MASQUERADE: u32 = 2;
 /// Backend → this node, at ingress.
-pub const ROLE_RETURN: u16 = 3;
+pub const ROLE_RETURN: u32 = 3;
 /// Bits of the role.
-pub const ROLE_MASK: u16 = 3;
+pub const ROLE_MASK: u32 = 3;
 /// The client is masqueraded: its packets get this node's address at egress.
-pub const FLAG_MASQUERADE: u16 = 1 << 2;
+pub const FLAG_MASQUERADE: u32 = 1 << 2;
 /// The flow leads to a closed port of this node, which refuses it.
-pub const FLAG_REFUSED: u16 = 1 << 3;
+pub const FLAG_REFUSED: u32 = 1 << 3;
 
 impl Flow {
     /// One of the `ROLE_…` constants.
     #[inline(always)]
     #[must_use]
-    pub const fn role(&self) -> u16 {
+    pub const fn role(&self) -> u32 {
         self.flags & ROLE_MASK
     }
 }

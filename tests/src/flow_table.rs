@@ -92,7 +92,7 @@ impl FlowTable {
             to_port,
             other_port,
             flags,
-            zero: [0; 3],
+            zero: 0,
         };
         for (tuple, flow) in [
             (dial, flow(backend, port(8080), port(40_000), ROLE_DIAL | FLAG_MASQUERADE)),

@@ -37,7 +37,7 @@ fn table(port: u16, protocol: u8, dialled: (u32, u32), replied: (u32, u32)) -> H
         backend: 2,
         created: 0,
         flags: role,
-        zero: [0; 3],
+        zero: 0,
     };
     let at = HOOK_EGRESS;
     HashMap::from([

@@ -2,9 +2,11 @@
 use crate::{
     count, maps, nat, select,
     skb::{Packet, TCP_FIN, TCP_RST},
+    verifier::forget,
 };
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use sheave_ebpf::{
+    addr::Addr,
     backend::RETIRED,
     conntrack::{FLAG_MASQUERADE, FLAG_REFUSED, Flow, Phase, ROLE_DIAL, ROLE_REPLY, Tuple, seen},
     counter::Counter,
@@ -179,18 +181,18 @@ fn enter(packet: &Packet, flow: &Flow, reply: &Tuple, how: u32) -> Result<(), Re
 
 /// A flow of now, not yet entered.
 #[inline(always)]
-pub fn flow(packet: &Packet, service: u32, id: u32, flags: u16) -> Flow {
+pub fn flow(packet: &Packet, service: u32, id: u32, flags: u32, (to, to_port): (&Addr, u16)) -> Flow {
     let now = select::now();
     Flow {
-        to: sheave_ebpf::addr::Addr { words: [0; 4] },
+        to: *to,
         seen: seen::word(kinds(packet), now),
         service,
         backend: id,
         created: now,
-        to_port: 0,
+        to_port,
         other_port: packet.tuple.src_port,
-        flags: flags | ROLE_DIAL,
-        zero: [0; 3],
+        flags: forget(flags | ROLE_DIAL, now),
+        zero: 0,
     }
 }
 

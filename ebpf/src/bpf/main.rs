@@ -26,6 +26,7 @@ mod select;
 mod skb;
 mod sock_addr;
 mod socket_lb;
+mod verifier;
 mod watch;
 
 use sock_addr::{V4, V6};

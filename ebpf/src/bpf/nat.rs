@@ -111,7 +111,7 @@ fn back(packet: &Packet, addr: &Addr, port: u16) -> Tuple {
 
 /// An entry of the packet or of its reply: the backend's port is at the other end of both.
 #[inline(always)]
-fn entry(packet: &Packet, to: &Addr, to_port: u16, flags: u16) -> Flow {
+fn entry(packet: &Packet, to: &Addr, to_port: u16, flags: u32) -> Flow {
     let now = select::now();
     Flow {
         to: *to,
@@ -122,6 +122,6 @@ fn entry(packet: &Packet, to: &Addr, to_port: u16, flags: u16) -> Flow {
         to_port,
         other_port: packet.tuple.dst_port,
         flags,
-        zero: [0; 3],
+        zero: 0,
     }
 }

@@ -5,6 +5,7 @@ use crate::{
     conntrack::{self, Entry, Refused},
     icmp, maps, nat, own, ping, refuse, route, select,
     skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
+    verifier::{forget, forget_whether},
     watch,
 };
 use core::mem::MaybeUninit;
@@ -247,7 +248,7 @@ fn open(skb: Skb, packet: &Packet, frontend: Frontend) -> i32 {
             return DROP; // V-6: before everything else, and silent
         }
     }
-    let range = whose_pod(skb, &tuple.src);
+    let range = forget(whose_pod(skb, &tuple.src), config.0 as u32);
     let scope = match frontend.kind {
         KIND_CLUSTER_IP if range == 0 && maps::cluster_ips_inside_only() => {
             watch::stopped(packet, Counter::PacketClusterIpFromOutside, frontend.service);
@@ -318,9 +319,10 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
         conntrack::announce(meta::MASQUERADED_FLOWS); // the agent attaches them, for the flows after this one
         masqueraded = backend.addr.is(&tuple.src);
     }
-    let mut flow = conntrack::flow(packet, frontend.service, id, if masqueraded { FLAG_MASQUERADE } else { 0 });
-    flow.to = backend.addr;
-    flow.to_port = backend.port;
+    let flags = if masqueraded { FLAG_MASQUERADE } else { 0 };
+    let mut flow = conntrack::flow(packet, frontend.service, id, flags, (&backend.addr, backend.port));
+    let masqueraded = flow.flags & FLAG_MASQUERADE != 0;
+    let is_own = forget_whether(is_own, flow.created);
     let made = match conntrack::open(packet, &flow) {
         Err(Refused::Clash) => conntrack::open_from_another_port(packet, &mut flow),
         made => made,

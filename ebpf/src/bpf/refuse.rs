@@ -75,8 +75,8 @@ pub fn turn_round(skb: Skb, src: &Addr, dst: &Addr, is_v6: bool) -> Option<()> {
 #[inline(always)]
 fn lead_astray(skb: Skb, packet: &Packet) -> Option<i32> {
     let device = maps::device(skb::ifindex(skb))?;
-    let mut flow = conntrack::flow(packet, 0, NO_BACKEND, FLAG_REFUSED);
-    flow.to = nat::address(&device, packet.is_v6)?;
+    let closed = (&nat::address(&device, packet.is_v6)?, 0);
+    let flow = conntrack::flow(packet, 0, NO_BACKEND, FLAG_REFUSED, closed);
     if let Err(why) = conntrack::open(packet, &flow) {
         watch::stopped(packet, why.counter(), NO_SERVICE);
         return None;
