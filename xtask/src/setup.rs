@@ -19,7 +19,7 @@ use crate::root;
 const LINKER: &str = "0.13.0";
 /// The compiler of the kernel side; its LLVM is 22, which bpf-linker knows and Debian 12 has.
 const RELEASE: &str = "1.96.0";
-/// Name under which a distribution's compiler is linked into rustup.
+/// Its name in rustup, wherever it came from; `agent/build.rs` knows it as well.
 const LINKED: &str = "sheave-bpf";
 /// What Debian calls a recent Rust with its sources, and what bpf-linker needs to be built against its LLVM 22.
 const DEBIAN: [&str; 6] = ["rustc-web", "cargo-web", "rust-web-src", "llvm-22-dev", "libzstd-dev", "zlib1g-dev"];
@@ -53,11 +53,7 @@ impl Toolchain {
 
     /// That all is there, and what a cargo that is not started from here needs.
     pub fn told(&self) -> String {
-        let Self { compiler, linker } = self;
-        let linker = linker.display();
-        format!(
-            "setup: all is there; for a plain cargo build: export SHEAVE_BPF_TOOLCHAIN={compiler} PATH={linker}:$PATH"
-        )
+        format!("setup: all is there; for a plain cargo build: export PATH={}:$PATH", self.linker.display())
     }
 
     /// Everything, in the one set of features that tests use too: the kernel side is built once.
@@ -116,16 +112,19 @@ fn compiler() -> Result<String> {
         }
         return Ok(name);
     }
-    if let Some(name) = [RELEASE, LINKED].into_iter().find(|name| has_sources(name)) {
-        return Ok(name.into());
+    if has_sources(LINKED) {
+        return Ok(LINKED.into());
     }
     println!("setup: asking rustup for Rust {RELEASE} with rust-src (up to a minute)");
     let install = ["toolchain", "install", RELEASE, "--profile", "minimal", "--component", "rust-src"];
-    if root::run(&mut root::command("rustup", &install)).is_ok() && has_sources(RELEASE) {
-        return Ok(RELEASE.into());
+    let is_there = has_sources(RELEASE) || root::run(&mut root::command("rustup", &install)).is_ok();
+    match sysroot(RELEASE).filter(|_| is_there && has_sources(RELEASE)) {
+        Some(sysroot) => link(&sysroot)?,
+        None => {
+            println!("setup: rustup has none; taking the distribution's compiler");
+            debian()?;
+        }
     }
-    println!("setup: rustup has none; taking the distribution's compiler");
-    debian()?;
     Ok(LINKED.into())
 }
 
@@ -137,16 +136,29 @@ fn debian() -> Result<()> {
             format!("install Rust {RELEASE} with rust-src by rustup, or on Debian 12 as root: {by_hand}")
         })?;
     }
-    root::run(&mut root::command("rustup", &["toolchain", "link", LINKED, "/usr"]))?;
+    link("/usr")?;
     if !has_sources(LINKED) {
         bail!("/usr/bin/rustc has no sources beside it (/usr/lib/rustlib/src): install the package rust-web-src");
+    }
+    let version = root::output("/usr/bin/rustc", &["--version"]).unwrap_or_default();
+    if !version.contains(RELEASE) {
+        println!("setup: this is {version}; verifiers are known to accept what Rust {RELEASE} makes");
     }
     Ok(())
 }
 
+fn link(sysroot: &str) -> Result<()> {
+    root::run(&mut root::command("rustup", &["toolchain", "link", LINKED, sysroot]))
+}
+
+/// Where a rustup toolchain is.
+fn sysroot(toolchain: &str) -> Option<String> {
+    root::output("rustup", &["run", toolchain, "rustc", "--print", "sysroot"])
+}
+
 /// Whether that rustup toolchain exists and can build `core`.
 fn has_sources(toolchain: &str) -> bool {
-    root::output("rustup", &["run", toolchain, "rustc", "--print", "sysroot"])
+    sysroot(toolchain)
         .is_some_and(|sysroot| Path::new(&sysroot).join("lib/rustlib/src/rust/library/core/src/lib.rs").exists())
 }
 
