@@ -19,8 +19,7 @@ use crate::{
     tally::{SKIPPED, Tally},
 };
 
-/// Tests that no proxy passes here: they restart nodes or run alone for long, need a protocol that kernels here lack,
-/// the Internet, or a certain cloud.
+/// Tests that no proxy passes here; docs/testing.md says of each kind why.
 const NEVER: &str = r"\[Disruptive\]|\[Serial\]|SCTP|Internet|GCE";
 /// Tests of what not every cluster has; LoadBalancers and dual stack are asked for by `--focus` and `--skip ''`.
 const FEATURES: &str = r"\[Feature:";
