@@ -116,6 +116,34 @@ fn a_service_whose_source_ranges_do_not_fit_is_marked() -> Result<()> {
     })
 }
 
+/// Sockets that are closed are not remembered: a node's many short questions leave no room taken.
+#[test]
+fn closed_sockets_are_forgotten() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let _server = lab.n1().server(10, "A")?;
+    let mut agent = lab.n1().agent()?;
+    lab.apply(&[&Svc::web("web", "10.96.0.21"), &Slice::web("web").ready("10.244.1.10", "n1")])?;
+    lab.settle(&agent)?;
+    let (client, to) = (lab.n1().host.client()?, "10.96.0.21:80".parse()?);
+    let long_lived = client.open(Way::UdpSendto, to, None)?;
+    assert_eq!(long_lived.ask_at(to)?.source, to);
+    for way in [Way::UdpSendto, Way::Udp] {
+        for _ in 0..20 {
+            let socket = client.open(way, to, None)?;
+            assert_eq!(socket.ask_at(to)?.source, to, "{way:?}");
+        }
+    }
+    // It counts at its start.
+    agent.kill()?;
+    agent.launch()?;
+    eventually("the one that is open is remembered", SOON, || {
+        let status = agent.status()?;
+        let peers = status.maps.iter().find(|map| map.flag == "--max-peers").context("no such map")?;
+        ensure!(peers.used == 1, "{peers:?}");
+        Ok(())
+    })
+}
+
 /// `--max-peers`: of more sockets than it remembers those that spoke last are still answered from the Service's address,
 /// and the status says how full the map is.
 #[test]

@@ -2,12 +2,13 @@
 
 use std::{fs, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use sheave_tests::{
     client::Way,
     lab::Lab,
     objects::{Slice, Svc, node},
+    wait::{SOON, eventually},
 };
 
 /// F32: pings are answered where the operator wants it, for addresses that exist.
@@ -154,8 +155,19 @@ fn addresses_or_devices_say_who_is_a_pod() -> Result<()> {
     lab.apply(&[&service, &slice.ready(&server.pod.v4.to_string(), "n1")])?;
     let clients = [inside.place.client()?, remote.place.client()?, lab.outside.client()?];
     let by_packet = ["--host-sockets-only", "--pod-packets=on"];
-    let check = |flags: &[&str], expected: [&str; 3]| -> Result<()> {
+    let by_device = |devices: &[(&str, usize)]| -> Result<()> {
+        for (device, programs) in devices {
+            eventually(&format!("{programs} programs on {device}"), SOON, || {
+                let found = lab.n1().by_tcx(device)?;
+                ensure!(found == *programs, "{found}");
+                Ok(())
+            })?;
+        }
+        Ok(())
+    };
+    let check = |flags: &[&str], devices: &[(&str, usize)], expected: [&str; 3]| -> Result<()> {
         let mut agent = lab.n1().agent_with(&[flags, &by_packet].concat())?;
+        by_device(devices).with_context(|| format!("{flags:?}"))?;
         for (client, (from, seen)) in clients.iter().zip(["a pod", "a remote pod", "outside"].iter().zip(expected)) {
             let dialled = client.dial(Way::Tcp, "10.96.0.41:80").with_context(|| format!("{flags:?}, {from}"))?;
             assert_eq!(dialled.client.ip().to_string(), seen, "{flags:?}, {from}");
@@ -169,13 +181,10 @@ fn addresses_or_devices_say_who_is_a_pod() -> Result<()> {
         (&["--detect-pods=prefix", "--pod-interface-name-prefix=pod"], [POD, HIDDEN, HIDDEN]),
         (&["--detect-pods=prefix", "--pod-interface-name-prefix=cali"], [HIDDEN, HIDDEN, HIDDEN]),
     ] {
-        check(flags, expected)?;
+        check(flags, &[("pod10", 2), ("pod20", 2)], expected)?;
     }
     // Their packets come by the bridge, whose ports need no programs.
     lab.n1().bridge(&[&server.pod, &inside])?;
-    check(&["--detect-pods=bridge", "--pod-bridge-interface=cni0"], [POD, HIDDEN, HIDDEN])?;
-    for (device, programs) in [("cni0", 2), ("pod10", 0), ("pod20", 0)] {
-        assert_eq!(lab.n1().by_tcx(device)?, programs, "{device}");
-    }
-    Ok(())
+    let devices = [("cni0", 2), ("pod10", 0), ("pod20", 0)];
+    check(&["--detect-pods=bridge", "--pod-bridge-interface=cni0"], &devices, [POD, HIDDEN, HIDDEN])
 }

@@ -38,6 +38,12 @@ pub fn keep(ctx: &SockAddrContext, state: *mut SocketState, word: u32, id: u32) 
     unsafe { (&raw mut (*state).pick).write_volatile(u64::from(word) << 32 | u64::from(id)) }
 }
 
+/// The backend of the last datagram to a service; no backend's id where there was none.
+#[inline(always)]
+pub fn last_backend(state: &SocketState) -> u32 {
+    state.pick as u32
+}
+
 #[inline(always)]
 fn last(state: *mut SocketState) -> u64 {
     if state.is_null() {

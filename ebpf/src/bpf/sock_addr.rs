@@ -7,7 +7,7 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{bpf_sock, bpf_sock_addr},
     helpers::{bpf_get_socket_cookie, bpf_set_retval, bpf_skc_to_mptcp_sock},
-    programs::SockAddrContext,
+    programs::{SockAddrContext, SockContext},
 };
 use core::ptr::{read_volatile as read, write_volatile as write};
 use sheave_ebpf::{addr::Addr, discard, proto};
@@ -105,6 +105,18 @@ pub fn protocol(ctx: &SockAddrContext) -> u8 {
 #[inline(always)]
 pub fn cookie(ctx: &SockAddrContext) -> u64 {
     unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
+}
+
+/// As [`cookie`], where the context is the socket.
+#[inline(always)]
+pub fn cookie_of(ctx: &SockContext) -> u64 {
+    unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
+}
+
+/// The protocol of a socket that is the context.
+#[inline(always)]
+pub fn protocol_of(ctx: &SockContext) -> u8 {
+    unsafe { read(&raw const (*ctx.sock).protocol) as u8 }
 }
 
 /// The socket of the context.

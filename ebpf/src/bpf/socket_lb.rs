@@ -185,11 +185,13 @@ pub fn getpeername<F: Family>(ctx: &SockAddrContext) -> i32 {
     GO_ON
 }
 
-/// The last close: the backend has a connection less.
+/// The last close: the backend has a connection less, and what the socket was promised is of no use to anybody. Without
+/// that, sockets that live for one question would push those that live long out of `PEERS`.
 #[inline(always)]
 pub fn release(ctx: &SockContext) -> i32 {
     let state = maps::state(ctx.sock);
     if !state.is_null() {
+        break_promise(ctx, state);
         uncount(state);
     }
     GO_ON
@@ -343,6 +345,23 @@ fn forget_promise(ctx: &SockAddrContext, state: *mut SocketState, key: &Frontend
     if !state.is_null() && unsafe { (*state).flags } & HAS_PEERS != 0 {
         maps::remove_peer(&peer_key(ctx, &key.addr, key.port, key.proto));
     }
+}
+
+/// The socket closes: its entry for whom it talked to last goes. What is left of others is evicted some day.
+#[inline(always)]
+fn break_promise(ctx: &SockContext, state: *mut SocketState) {
+    // SAFETY: storage outlives this run.
+    let state = unsafe { &*state };
+    if state.flags & HAS_PEERS == 0 {
+        return;
+    }
+    let id = if state.flags & CONNECTED != 0 { state.backend } else { pick::last_backend(state) };
+    let (addr, port) = match maps::backend(id) {
+        Some(backend) => (backend.addr, backend.port),
+        None => (sock_addr::discard_for(&state.addr), state.port),
+    };
+    let proto = sock_addr::protocol_of(ctx);
+    maps::remove_peer(&PeerKey { cookie: sock_addr::cookie_of(ctx), addr, port, proto, zero: 0, zero2: 0 });
 }
 
 #[inline(always)]

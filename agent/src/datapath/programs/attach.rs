@@ -94,7 +94,7 @@ pub fn attach(programs: Vec<Program>, cgroup: &Path, pins: &Pins, bind_protectio
     }
     if !bind_protection {
         for (name, _) in BIND_PROGRAMS {
-            remove_pin(&pins.link(name))?;
+            remove_link(&pins.link(name))?;
         }
     }
     Ok(Attached { cgroup, hooks })
@@ -151,13 +151,22 @@ impl Program {
     }
 }
 
-/// A missing pin is already removed.
-pub(in crate::datapath) fn remove_pin(pin: &Path) -> Result<()> {
+/// Removes a link and its pin; a missing one is already removed. Its effect ends here, not when the kernel gets round to
+/// freeing what the pin held.
+pub(in crate::datapath) fn remove_link(pin: &Path) -> Result<()> {
+    end(pin);
     match fs::remove_file(pin) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
             Err(Error::kernel(format!("removing the pin {}", pin.display()), e))
         }
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Ends a pinned link's effect. What cannot be detached (Linux before 5.9) goes with its pin.
+fn end(pin: &Path) {
+    if let Ok(link) = Pinned::open(pin.to_owned()) {
+        let _goes_with_its_pin = link.detach();
     }
 }
 
@@ -171,6 +180,8 @@ pub fn cleanup(pins: &Pins, dry_run: bool) -> Result<Vec<String>> {
     // Links before maps: a program never runs without its tables.
     for version in directories(&pins.base)? {
         let links = version.join("links");
+        let pinned = if dry_run { Vec::new() } else { entries(&links)? };
+        pinned.iter().for_each(|pin| end(pin));
         for directory in [links, version.join("maps"), version] {
             remove_directory(&directory, dry_run, &mut removed)?;
         }
@@ -180,14 +191,16 @@ pub fn cleanup(pins: &Pins, dry_run: bool) -> Result<Vec<String>> {
 }
 
 fn directories(path: &Path) -> Result<Vec<PathBuf>> {
+    Ok(entries(path)?.into_iter().filter(|path| path.is_dir()).collect())
+}
+
+/// What is in a directory; nothing is in one that is not there.
+fn entries(path: &Path) -> Result<Vec<PathBuf>> {
     let failed = |e| Error::kernel(format!("listing {}", path.display()), e);
     match fs::read_dir(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(failed(e)),
-        Ok(entries) => {
-            let paths: io::Result<Vec<_>> = entries.map(|entry| entry.map(|e| e.path())).collect();
-            Ok(paths.map_err(failed)?.into_iter().filter(|p| p.is_dir()).collect())
-        }
+        Ok(entries) => entries.map(|entry| entry.map(|e| e.path())).collect::<io::Result<_>>().map_err(failed),
     }
 }
 

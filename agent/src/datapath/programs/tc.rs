@@ -19,7 +19,7 @@ use rtnetlink::{Handle, packet_route::tc::TcHandle};
 use crate::datapath::{
     Error, Result,
     host::devices::{Device, Role},
-    programs::{attach::remove_pin, link::Pinned, verifier},
+    programs::{attach::remove_link, link::Pinned, verifier},
     tables::{pinned::flatten, pins::Pins},
 };
 use crate::options::TcAttach;
@@ -117,7 +117,7 @@ fn attach_one(
     let pin = pins.device_link(device.index, suffix(direction));
     if how == TcAttach::Clsact {
         filter(program, device, direction).map_err(|e| on(&e))?;
-        remove_pin(&pin)?; // of a former life with tcx
+        remove_link(&pin)?; // of a former life with tcx
         return Ok(None);
     }
     let fd = program.fd().map_err(|e| on(&e))?.as_fd();
@@ -208,7 +208,7 @@ pub fn prune(pins: &Pins, keep: &dyn Fn(u32) -> bool) -> Result<()> {
         let path = entry.map_err(failed)?.path();
         let device = path.file_name().and_then(|name| Pins::device_of(&name.to_string_lossy()));
         if device.is_some_and(|index| !keep(index)) {
-            remove_pin(&path)?;
+            remove_link(&path)?;
         }
     }
     Ok(())
