@@ -159,6 +159,9 @@ Where something else serves ClusterIPs on every node, say so: --set apiServer.in
 
 {{- /* kube-proxy's configuration, as the agent is to read it: with the pod's own credentials. */ -}}
 {{- define "sheave.kubeProxyConfig" -}}
+{{- if and (kindIs "string" .Values.kubeProxyConfig) (not (trim .Values.kubeProxyConfig)) -}}
+{{- fail "\n\nkubeProxyConfig is given but empty: the cluster has kube-proxy's configuration under another name (on EKS in ConfigMap kube-proxy-config, key config), or has none (k3s, RKE2): then leave it out." -}}
+{{- end -}}
 {{- with .Values.kubeProxyConfig -}}
 {{- $config := fromYaml . -}}
 {{- if ne (toString $config.kind) "KubeProxyConfiguration" -}}

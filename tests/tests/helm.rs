@@ -179,6 +179,7 @@ fn what_cannot_work_is_refused_with_a_reason() -> Result<()> {
             &["apiServer.host=a", "agent.cgroupRoot=/cgroups/$(NODE_NAME)"],
             "it cannot differ from node to node",
         ),
+        ("an empty file for one", &["apiServer.host=a", "kubeProxyConfig="], "kubeProxyConfig is given but empty"),
         ("no YAML", &["apiServer.host=a", "kubeProxyConfig=: :"], "is not a KubeProxyConfiguration"),
     ];
     for (name, values, reason) in cases {
