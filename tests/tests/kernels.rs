@@ -127,7 +127,7 @@ fn packets_from_outside_are_served() -> Result<()> {
     pair.service("shut", 47, &[a], for_range("203.0.113.2", "192.0.2.0/25"))?;
     pair.service("sticky", 48, &[a, b], |s| s.affinity(600))?;
     serve_near_far_seen(lab, a, b)?;
-    let agent = lab.n1().agent()?;
+    let mut agent = lab.n1().agent()?;
     let (mut outside, inside) = (lab.outside.client()?, lab.n1().pod(30)?.place.client()?);
 
     for way in WAYS {
@@ -165,6 +165,25 @@ fn packets_from_outside_are_served() -> Result<()> {
     let told = monitor.line()?;
     assert_eq!([&told[0], &told[3], &told[5]], ["reject", "192.0.2.11:30044", "t/none"], "{told:?}");
     assert_eq!(monitor.end(Signal::SIGINT)?, "");
+
+    // The agent dies; its programs go on. The next one finds them on the devices, by tcx or as filters, and doubles none.
+    let kept = outside.connect(Way::Tcp, "192.0.2.11:30041")?;
+    assert_eq!(kept.ask()?.answer.name, "a");
+    agent.kill()?;
+    assert_eq!(outside.outcome(Way::Tcp, "192.0.2.11:30041")?, "a", "without an agent");
+    agent.restart()?;
+    assert_eq!(kept.ask()?.answer.name, "a", "an open connection after a restart");
+    let has_tcx = kernel >= KernelVersion(6, 6);
+    for device in ["eth0", "pod10"] {
+        // The kernel takes a link off a while after its pin is gone.
+        eventually("one copy of each program", SOON, || {
+            let by_tcx = if has_tcx { lab.n1().by_tcx(device)? } else { 0 };
+            let found = (by_tcx, lab.n1().by_filter(device)?);
+            ensure!(found == if has_tcx { (2, 0) } else { (0, 2) }, "{device}: {found:?}");
+            Ok(())
+        })?;
+    }
+    drop(kept);
 
     if kernel < KernelVersion(6, 1) {
         return Ok(()); // what follows passes on 5.10, too, after minutes of waiting

@@ -137,7 +137,9 @@ impl Payload {
         let built = root::target().join("debug");
         let mut programs = Archive::default();
         programs.program("init", &built.join("sheave-init"))?;
-        programs.program("bin/ip", &program_of_host("ip")?)?;
+        for name in ["ip", "tc"] {
+            programs.program(&format!("bin/{name}"), &program_of_host(name)?)?;
+        }
         for name in PROGRAMS {
             programs.program(&format!("bin/{name}"), &built.join(name))?;
         }
