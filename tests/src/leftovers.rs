@@ -5,7 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::mount::{MntFlags, umount2};
+use nix::{
+    mount::{MntFlags, umount2},
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
 
 use crate::{
     place,
@@ -70,18 +74,23 @@ pub(crate) fn remove_cgroup(path: &Path) {
     if !path.exists() {
         return;
     }
-    let _ = fs::write(path.join("cgroup.kill"), "1"); // Linux ≥ 5.14
-    let gone = eventually("cgroup is removed", SOON, || Ok(remove_folders(path)?));
+    let is_killed = fs::write(path.join("cgroup.kill"), "1").is_ok(); // Linux ≥ 5.14
+    let gone = eventually("cgroup is removed", SOON, || Ok(remove_folders(path, !is_killed)?));
     if let Err(error) = gone {
         eprintln!("left behind: {}: {error:#}", path.display());
     }
 }
 
-fn remove_folders(path: &Path) -> io::Result<()> {
+fn remove_folders(path: &Path, kill: bool) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            remove_folders(&entry.path())?;
+            remove_folders(&entry.path(), kill)?;
+        }
+    }
+    if kill {
+        for pid in fs::read_to_string(path.join("cgroup.procs"))?.lines().filter_map(|line| line.parse().ok()) {
+            let _ = signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
     fs::remove_dir(path)

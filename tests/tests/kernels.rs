@@ -81,6 +81,20 @@ fn sockets_are_served() -> Result<()> {
     }
     assert_eq!(host.outcome(Way::Tcp, "127.0.0.1:30020")?, loopback, "a node port on loopback");
     assert_eq!(inside.outcome(Way::Tcp, "127.0.0.1:30020")?, "ECONNREFUSED", "a pod's loopback is its own");
+    let taken = "0.0.0.0:30020".parse()?;
+    let bound = host.open(Way::Udp, taken, Some(taken)).map(drop);
+    assert_eq!(bound.is_err(), kernel >= KernelVersion(5, 14), "F40: a node port is bound by the host: {bound:?}");
+
+    // Case 17: endpoints come, and go again.
+    for (phase, slice, outcome) in [
+        ("not ready", Slice::web("empty").not_ready("10.244.1.10", "n1"), refused),
+        ("ready", Slice::web("empty").ready("10.244.1.10", "n1"), "A"),
+        ("gone", Slice::web("empty"), refused),
+    ] {
+        lab.apply(&[&slice])?;
+        lab.settle(&agent)?;
+        assert_eq!(inside.outcome(Way::Tcp, "10.96.0.21:80")?, outcome, "case 17, {phase}");
+    }
 
     // The agent dies; its programs go on. The next one finds everything and adopts it.
     let kept = inside.connect(Way::Tcp, cluster_ips[0])?;
@@ -111,7 +125,6 @@ fn sockets_are_served() -> Result<()> {
 #[test]
 fn packets_from_outside_are_served() -> Result<()> {
     let Some(pair) = Pair::new()? else { return Ok(()) };
-    let kernel = kernel()?;
     let Pair { lab, a, b, .. } = &pair;
     pair.service("here", 41, &[a], |s| s)?;
     pair.service("there", 42, &[b], |s| s)?;
@@ -148,14 +161,22 @@ fn packets_from_outside_are_served() -> Result<()> {
             ("203.0.113.1:80", "a"),
             ("203.0.113.2:80", "TIMEOUT"),
         ] {
-            if way == Way::Udp && outcome == "ECONNREFUSED" && kernel < KernelVersion(6, 1) {
-                continue; // seen on 5.10: silence, see kernel.md
-            }
-            outside.patience = if outcome == "TIMEOUT" { SILENCE } else { SOON };
-            assert_eq!(outside.outcome(way, to)?, outcome, "{way:?} to {to}");
+            outside.patience = if outcome == "a" { SOON } else { SILENCE };
+            let said = if outcome == "ECONNREFUSED" { outside.refusal(way, to)? } else { outside.outcome(way, to)? };
+            assert_eq!(said, outcome, "{way:?} to {to}");
         }
         for (who, client, to) in [("outside", &outside, "192.0.2.11:30048"), ("a pod", &inside, "10.96.0.48:80")] {
             assert_eq!(client.dial_many(way, to, 10)?.len(), 1, "{who} stays with its backend, {way:?}");
+        }
+    }
+
+    // Case 17: an endpoint comes, and goes again.
+    for (phase, backends, outcome) in [("ready", &[a][..], "a"), ("gone", &[], "ECONNREFUSED")] {
+        pair.service("none", 44, backends, |s| s)?;
+        lab.settle(&agent)?;
+        outside.patience = if outcome == "a" { SOON } else { SILENCE };
+        for way in WAYS {
+            assert_eq!(outside.refusal(way, "192.0.2.11:30044")?, outcome, "case 17, {phase}, {way:?}");
         }
     }
 
@@ -173,7 +194,7 @@ fn packets_from_outside_are_served() -> Result<()> {
     assert_eq!(outside.outcome(Way::Tcp, "192.0.2.11:30041")?, "a", "without an agent");
     agent.restart()?;
     assert_eq!(kept.ask()?.answer.name, "a", "an open connection after a restart");
-    let has_tcx = kernel >= KernelVersion(6, 6);
+    let has_tcx = kernel()? >= KernelVersion(6, 6);
     for device in ["eth0", "pod10"] {
         // The kernel takes a link off a while after its pin is gone.
         eventually("one copy of each program", SOON, || {
@@ -185,9 +206,6 @@ fn packets_from_outside_are_served() -> Result<()> {
     }
     drop(kept);
 
-    if kernel < KernelVersion(6, 1) {
-        return Ok(()); // what follows passes on 5.10, too, after minutes of waiting
-    }
     // Fragments, and links that are smaller than both ends believe, see packets_real.rs.
     lab.n1().host.ip("link set pod10 mtu 1320")?;
     lab.n2().host.ip("link set pod20 mtu 1320")?;
