@@ -8,6 +8,7 @@ use sheave_tests::{
     client::{Client, Errno, LoadKind, Way},
     lab::Lab,
     objects::{Slice, Svc, node_with, service_cidr},
+    skip,
     wait::{SOON, eventually},
 };
 
@@ -98,6 +99,34 @@ fn verdicts_of_every_kind_of_address() -> Result<()> {
     }
     assert_eq!(tap.to("10.96.0.40")?, 0, "V-4: an unknown port of a cluster IP does not leave the node either");
     assert_ne!(tap.to("203.0.113.31")?, 0, "F31: who dials another virtual address here may mean whoever has it");
+    Ok(())
+}
+
+/// Where the kernel gives no discard device, what should meet silence fails at once, and `status` says so.
+#[test]
+fn without_a_discard_device_silence_is_a_timeout_at_once() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    // One of its name to which there can be no IPv4 route: its packets are too short.
+    let make = |kind: &&str| node.host.ip(&format!("link add sheave-drop type {kind}")).is_ok();
+    if !["dummy", "ifb"].iter().any(make) {
+        skip("this kernel has neither dummy nor ifb devices");
+        return Ok(());
+    }
+    node.host.ip("link set sheave-drop mtu 64")?;
+    let service = Svc::new("local").ip("10.96.0.40").port("t", 80, "TCP").port("u", 80, "UDP");
+    let slice = Slice::new("local", "local").port("t", 8080, "TCP").port("u", 8080, "UDP");
+    lab.apply(&[&service.set("internalTrafficPolicy", json!("Local")), &slice.ready("10.244.2.10", "n2")])?;
+    let agent = node.agent()?;
+    agent.until_programmed("local")?;
+    let features = agent.status()?.features;
+    let route = features.iter().find(|feature| feature.name == "discard-route").context("no such feature")?;
+    assert!(!route.available, "{route:?}");
+    for (from, client) in clients(&lab)? {
+        for way in Way::ALL {
+            assert_eq!(client.outcome(way, "10.96.0.40:80")?, "ETIMEDOUT", "V-2: {from}, {way:?}");
+        }
+    }
     Ok(())
 }
 
