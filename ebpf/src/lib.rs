@@ -58,6 +58,8 @@ pub mod maps {
     pub const PEERS: &str = "PEERS";
     /// LRU hash: [`PickKey`](crate::socket::PickKey) → backend id.
     pub const PICKS: &str = "PICKS";
+    /// LRU hash: [`OwnPeer`](crate::socket::OwnPeer) → 1.
+    pub const OWN_PEERS: &str = "OWN_PEERS";
     /// LPM trie: [`SourceRange`](crate::source_range::SourceRange) → 1.
     pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
     /// LPM trie: [`Addr`](crate::addr::Addr) → 1 in the networks that ClusterIPs come from, where an address that no
@@ -91,7 +93,7 @@ pub mod maps {
     }
 
     /// Every map there is.
-    pub const ALL: [&str; 21] = [
+    pub const ALL: [&str; 22] = [
         FRONTENDS,
         SERVICES,
         TABLES,
@@ -102,6 +104,7 @@ pub mod maps {
         SOCKETS,
         PEERS,
         PICKS,
+        OWN_PEERS,
         SOURCE_RANGES,
         SERVICE_CIDRS,
         NAMES,
@@ -143,6 +146,8 @@ pub mod meta {
     pub const GUARDED_OUTSIDE_V4: [u32; 2] = [11, 12];
     /// The same for IPv6.
     pub const GUARDED_OUTSIDE_V6: [u32; 2] = [13, 14];
+    /// The lowest number of a UDP NodePort so far and, from bit 16 on, the highest, host order; 0 = there was none.
+    pub const NODE_PORTS: u32 = 15;
     /// Size of the array: room to grow without a new layout.
     pub const SIZE: u32 = 16;
 }

@@ -67,6 +67,21 @@ pod! {
     }
 }
 
+pod! {
+    /// Whom a UDP socket of this node sends to from a port that is among the NodePorts, without being connected. What
+    /// comes back is an answer, not a client's datagram.
+    pub struct OwnPeer [24] {
+        /// The other side's address, IPv4 as v4-mapped.
+        pub addr: Addr,
+        /// Its port, network order.
+        pub port: u16,
+        /// The socket's own port, network order.
+        pub own_port: u16,
+        /// Always 0.
+        pub zero: u32,
+    }
+}
+
 /// [`SocketState::pick`] of a socket that has sent no datagram to a service.
 pub const NO_PICK: u64 = u64::MAX;
 

@@ -218,6 +218,45 @@ fn own_connections_from_the_number_of_a_node_port_get_their_answers() -> Result<
     Ok(())
 }
 
+/// The same of sockets that are not connected: whom they sent to answers them, everybody else is a client. Answers of
+/// another node's backend come through the uplink, too.
+#[test]
+fn unconnected_sockets_with_the_number_of_a_node_port_get_their_answers() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    pair.service("web", 41, &[&pair.a], |s| s)?;
+    pair.service("far", 42, &[&pair.b], |s| s)?;
+    let agent = pair.lab.n1().agent_with(&["--bind-protection=false"])?;
+    agent.until_programmed("web")?;
+    agent.until_programmed("far")?;
+    let server = pair.lab.outside.echo("outside", &["8080/UDP"])?;
+    let (host, outside) = (pair.lab.n1().host.client()?, pair.lab.outside.client()?);
+    let (v4, v6) = ("192.0.2.11:30041", "[2001:db8::11]:30041");
+    for (bind, to, name, seen) in [
+        (v4, "198.51.100.10:8080", "outside", v4),
+        ("0.0.0.0:30041", "198.51.100.10:8080", "outside", v4),
+        (v6, "[2001:db8:100::10]:8080", "outside", v6),
+        ("[::]:30041", "[2001:db8:100::10]:8080", "outside", v6),
+        ("[::]:30041", "[::ffff:198.51.100.10]:8080", "outside", v4),
+        ("0.0.0.0:30041", "10.96.0.42:80", "b", v4),
+        ("[::]:30041", "[2001:db8:96::42]:80", "b", v6),
+    ] {
+        let from: SocketAddr = bind.parse()?;
+        let socket = host.open(Way::UdpSendto, from, Some(from))?;
+        for turn in ["first", "again"] {
+            let received = socket.ask_at(to.parse()?).with_context(|| format!("{bind} to {to}, {turn}"))?;
+            let answer = (received.answer.name, received.answer.client.to_string(), received.source.to_string());
+            assert_eq!(answer, (name.into(), seen.into(), to.into()), "{bind}, {turn}");
+        }
+        assert_eq!(outside.outcome(Way::Udp, seen)?, "a", "{bind} to {to}: clients are served meanwhile");
+    }
+    drop(server);
+    for (from, to) in [("198.51.100.10:8080", v4), ("[2001:db8:100::10]:8080", v6)] {
+        let dialled = outside.dial_from(Way::Udp, to, Some(from.parse()?)).with_context(|| from.to_owned())?;
+        assert_eq!(dialled.name, "a", "{from} answered sockets that are closed: it is a client like any other");
+    }
+    Ok(())
+}
+
 /// A dial from a port whose last connection this side has closed: until the other side has acknowledged that, which a
 /// busy machine may take its time for, the kernel gives the port to nobody.
 fn dial_again(client: &Client, way: Way, to: &str, bind: SocketAddr) -> Result<Dialled> {

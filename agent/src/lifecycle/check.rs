@@ -295,7 +295,7 @@ fn forwarding(facts: &Facts) -> Finding {
     }
 }
 
-/// What answers an unconnected UDP socket of this node whose ephemeral port is also a NodePort is taken for a client.
+/// A datagram for a NodePort's number is taken for a client's, unless a socket waits for it that we have seen send.
 fn node_ports(facts: &Facts) -> Finding {
     const NAME: &str = "NodePorts";
     let (low, high) = facts.local_ports;

@@ -24,7 +24,7 @@ use sheave_ebpf::{
     meta,
     names::ServiceName,
     service::{Config, Scope, WORDS_PER_SERVICE, Word, config_index, word_index},
-    socket::{Peer, PeerKey, PickKey, SocketState},
+    socket::{OwnPeer, Peer, PeerKey, PickKey, SocketState},
     source_range::{FULL_BITS, SourceRange},
 };
 
@@ -54,6 +54,8 @@ static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 static PEERS: LruHashMap<PeerKey, Peer, 65_536> = LruHashMap::new();
 #[btf_map]
 static PICKS: LruHashMap<PickKey, u64, 16_384> = LruHashMap::new();
+#[btf_map]
+static OWN_PEERS: LruHashMap<OwnPeer, u32, 4_096> = LruHashMap::new();
 #[btf_map]
 static SOURCE_RANGES: LpmTrie<SourceRange, u32, 65_536> = LpmTrie::new();
 #[btf_map]
@@ -183,6 +185,12 @@ pub fn is_host(netns: u64) -> bool {
     netns == HOST_NETNS.load()
 }
 
+/// Whether the socket of this context is known to be none of the host's: before Linux 5.14 nothing is known.
+#[inline(always)]
+pub fn is_a_pods(ctx: &SockAddrContext) -> bool {
+    HOST_NETNS.load() != 0 && !is_host(netns(ctx))
+}
+
 /// As [`netns`] and [`is_host`], where the context is the socket.
 #[inline(always)]
 pub fn is_host_socket(ctx: &SockContext) -> bool {
@@ -265,6 +273,23 @@ pub fn pick(key: &PickKey) -> Option<u32> {
 #[inline(always)]
 pub fn insert_pick(key: &PickKey, id: u32) -> Result<(), i32> {
     PICKS.insert(key, &u64::from(id), 0)
+}
+
+#[inline(always)]
+pub fn is_own_peer(peer: &OwnPeer) -> bool {
+    OWN_PEERS.get_ptr(peer).is_some()
+}
+
+#[inline(always)]
+pub fn insert_own_peer(peer: &OwnPeer) -> Result<(), i32> {
+    OWN_PEERS.insert(peer, &1, 0)
+}
+
+/// Whether a port, in host order, lies between the first NodePort and the last.
+#[inline(always)]
+pub fn is_among_node_ports(port: u32) -> bool {
+    let range = meta_word(meta::NODE_PORTS) as u32;
+    range & 0xffff <= port && port <= range >> 16
 }
 
 #[inline(always)]

@@ -1,11 +1,34 @@
-//! This node's own sockets.
+//! This node's own UDP sockets, whose port may be a NodePort's number, too: what answers them is no client's. TCP needs
+//! none of this, since there an answer is never a bare SYN.
 #![expect(clippy::undocumented_unsafe_blocks, reason = "helper calls, and fields of a socket that is not null")]
 
-use crate::skb::{self, Packet, Skb};
-use aya_ebpf::helpers::{bpf_sk_lookup_udp, bpf_sk_release};
+use crate::{
+    count, maps,
+    skb::{self, Packet, Skb},
+    sock_addr,
+};
+use aya_ebpf::{
+    helpers::{bpf_sk_lookup_udp, bpf_sk_release},
+    programs::SockAddrContext,
+};
+use sheave_ebpf::{addr::Addr, counter::Counter, socket::OwnPeer};
 
-/// Whether a datagram is what a connected socket of this node waits for: its port may be a NodePort's number, too. TCP
-/// needs no such question, since there an answer is never a bare SYN.
+/// Remembers whom an unconnected socket sends to, if its port is among the NodePorts: the packet will not tell its answer
+/// from a client's datagram. For all of them, since the number may become a NodePort before the answer comes.
+#[inline(always)]
+pub fn note(ctx: &SockAddrContext, addr: &Addr, port: u16) {
+    let own_port = sock_addr::own_port(ctx);
+    if !maps::is_among_node_ports(own_port) || maps::is_a_pods(ctx) {
+        return;
+    }
+    let peer = OwnPeer { addr: *addr, port, own_port: (own_port as u16).to_be(), zero: 0 };
+    if !maps::is_own_peer(&peer) && maps::insert_own_peer(&peer).is_err() {
+        count::bump(Counter::SocketNoPeer);
+    }
+}
+
+/// Whether a datagram is what a socket of this node waits for: a connected one's, or from somebody that an unconnected
+/// one has sent to. An entry whose socket is closed means nothing.
 #[inline(never)]
 pub fn awaits(skb: Skb, packet: &Packet) -> bool {
     const CURRENT_NETNS: u64 = u64::MAX;
@@ -26,4 +49,5 @@ pub fn awaits(skb: Skb, packet: &Packet) -> bool {
     let is_connected = unsafe { (*socket).state } == TCP_ESTABLISHED;
     unsafe { bpf_sk_release(socket.cast()) };
     is_connected
+        || maps::is_own_peer(&OwnPeer { addr: tuple.src, port: tuple.src_port, own_port: tuple.dst_port, zero: 0 })
 }

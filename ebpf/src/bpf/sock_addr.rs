@@ -135,6 +135,12 @@ pub fn mptcp(ctx: &SockAddrContext) -> *mut bpf_sock {
     core::ptr::null_mut()
 }
 
+/// The socket's own port, host order; the kernel has chosen one before a datagram gets here.
+#[inline(always)]
+pub fn own_port(ctx: &SockAddrContext) -> u32 {
+    unsafe { read(&raw const (*socket(ctx)).src_port) }
+}
+
 /// Whether the socket has a peer. `connect(AF_UNSPEC)` takes it away, and no program runs then.
 #[inline(always)]
 pub fn is_connected(ctx: &SockAddrContext) -> bool {

@@ -1,6 +1,6 @@
 //! The socket path: what a process dials is turned into a backend, and what it sees is turned back.
 use crate::{
-    atomic, count, maps, pick, select,
+    atomic, count, maps, own, pick, select,
     sock_addr::{self, Family, GO_ON, fail},
     watch,
 };
@@ -98,6 +98,7 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
     match route::<F>(ctx, &key) {
         Route::Untouched => {
             forget_promise(ctx, state, &key);
+            own::note(ctx, &key.addr, key.port);
             GO_ON
         }
         Route::Refused => fail(ECONNREFUSED),
@@ -133,6 +134,7 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
                 unsafe { (*state).flags |= peers }
             }
             redirect::<F>(ctx, backend);
+            own::note(ctx, &backend.addr, backend.port);
             // Told once, not with every datagram.
             if known.is_some() {
                 count::bump(Counter::SocketSend);

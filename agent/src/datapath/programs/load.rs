@@ -20,7 +20,7 @@ use sheave_ebpf::{
     globals, maps, meta,
     names::ServiceName,
     service::WORDS_PER_SERVICE,
-    socket::{Peer, PeerKey, PickKey, SocketState},
+    socket::{OwnPeer, Peer, PeerKey, PickKey, SocketState},
     source_range::SourceRange,
 };
 
@@ -167,6 +167,8 @@ impl Features {
 pub(in crate::datapath) const MAX_SERVICE_CIDRS: u32 = 1024;
 /// Packets of which fragments are still to come; each for milliseconds.
 const FRAGMENTED_PACKETS: u32 = 8192;
+/// Whom this node's sockets talk to from ports among the NodePorts, which few have.
+const MAX_OWN_PEERS: u32 = 4096;
 /// Network devices of a node, and its addresses.
 const MAX_DEVICES: u32 = 4096;
 /// Pod CIDRs: one or two for each node of a large cluster.
@@ -203,6 +205,7 @@ pub(in crate::datapath) fn shapes(limits: &Limits) -> [Shape; maps::ALL.len()] {
         shape(maps::SOCKETS, MapType::SkStorage, 4, size_of::<SocketState>(), 0),
         shape(maps::PEERS, MapType::LruHash, size_of::<PeerKey>(), size_of::<Peer>(), peers),
         shape(maps::PICKS, MapType::LruHash, size_of::<PickKey>(), 8, peers / 4 + 1),
+        shape(maps::OWN_PEERS, MapType::LruHash, size_of::<OwnPeer>(), 4, MAX_OWN_PEERS),
         shape(maps::SOURCE_RANGES, MapType::LpmTrie, 4 + size_of::<SourceRange>(), 4, source_ranges),
         shape(maps::SERVICE_CIDRS, MapType::LpmTrie, 4 + size_of::<Addr>(), 4, MAX_SERVICE_CIDRS),
         shape(maps::NAMES, MapType::Hash, 4, size_of::<ServiceName>(), frontends),

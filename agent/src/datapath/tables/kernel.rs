@@ -15,9 +15,10 @@ use sheave_ebpf::{
     affinity::AffinityKey,
     backend::{Backend, RETIRED},
     counter::Counter,
-    frontend::{Frontend, FrontendKey, KIND_UNKNOWN_PORT},
+    frontend::{Frontend, FrontendKey, KIND_NODE_PORT, KIND_UNKNOWN_PORT},
     maps,
     names::ServiceName,
+    proto,
     source_range::SourceRange,
 };
 
@@ -124,8 +125,10 @@ impl Datapath for Kernel {
     }
 
     fn put_frontend(&mut self, key: &FrontendKey, value: &Frontend) -> Result<()> {
-        if value.kind == KIND_UNKNOWN_PORT {
-            guarded::widen_for(&self.meta, key)?;
+        match value.kind {
+            KIND_UNKNOWN_PORT => guarded::widen_for(&self.meta, key)?,
+            KIND_NODE_PORT if key.proto == proto::UDP => guarded::widen_node_ports(&self.meta, u16::from_be(key.port))?,
+            _ => {}
         }
         let full = |e| failed(e, maps::FRONTENDS, self.limits.frontends, Some("--max-frontends"));
         self.frontends.insert(key, value, 0).map_err(full)
