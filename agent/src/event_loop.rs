@@ -76,7 +76,7 @@ pub struct EventLoop {
 }
 
 impl EventLoop {
-    /// Until it is told to stop.
+    /// Until it is told to stop, or the source ends.
     pub fn run(mut self) {
         match tokio::runtime::Builder::new_current_thread().enable_time().build() {
             Ok(runtime) => runtime.block_on(self.events()),
@@ -91,7 +91,8 @@ impl EventLoop {
         loop {
             tokio::select! {
                 _ = &mut self.stopped => return,
-                Some(event) = self.told.recv() => {
+                event = self.told.recv() => {
+                    let Some(event) = event else { return tracing::error!("the source ended, which is a bug") };
                     self.take(event);
                     // What came together is planned together.
                     while let Ok(event) = self.told.try_recv() {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io, path::Path, thread};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
@@ -28,6 +28,7 @@ use crate::{
     exit::Refused,
     lifecycle::{
         hooks::{HookOptions, Hooks},
+        panics,
         preflight::{Ready, preflight},
         privileges,
         traces::Traces,
@@ -57,6 +58,7 @@ pub fn run(options: AgentOptions) -> anyhow::Result<()> {
 
 async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
     let Ready { locks: _locks, traces, cgroup_root, mut warnings } = host;
+    let mut panics = panics::follow();
     let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let silence = discard::ensure().await;
     if let Err(error) = &silence {
@@ -76,14 +78,17 @@ async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
     tracing::info!(node = options.node_name, cgroup = %cgroup_root.display(), %bpffs, "sheave is running");
 
     tokio::select! {
+        biased;
         _ = term.recv() => {}
         _ = interrupt.recv() => {}
+        Some(panic) = panics.recv() => bail!("{panic}; that is a bug, and the kernel keeps what it has"),
         error = running.late.attach() => return Err(error),
-        ended = running.api => tracing::error!(?ended, "the agent's socket failed"),
+        _ = running.ended => bail!("the engine ended by itself; the kernel keeps what it has"),
+        ended = running.api => bail!("the agent's socket failed: {ended:?}"),
     }
     drop(running.stop);
     if running.engine.join().is_err() {
-        anyhow::bail!("the engine crashed, which is a bug; the kernel keeps what it has");
+        bail!("the engine crashed, which is a bug; the kernel keeps what it has");
     }
     tracing::info!("sheave is stopping; the kernel keeps forwarding");
     Ok(())
@@ -93,6 +98,8 @@ async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
 struct Running {
     api: JoinHandle<io::Result<()>>,
     engine: thread::JoinHandle<()>,
+    /// Closed when the engine has ended.
+    ended: oneshot::Receiver<()>,
     stop: oneshot::Sender<()>,
     late: Late,
 }
@@ -210,10 +217,12 @@ async fn start(
         health_checks,
         needs_node: matches!(options.source, SourceOptions::Kubernetes { .. }),
     };
-    let engine = thread::Builder::new()
-        .name("engine".to_owned())
-        .spawn(move || events.run())
-        .context("cannot start the engine")?;
+    let (alive, ended) = oneshot::channel();
+    let work = move || {
+        events.run();
+        drop(alive);
+    };
+    let engine = thread::Builder::new().name("engine".to_owned()).spawn(work).context("cannot start the engine")?;
 
     let handle = ApiHandle { requests: requests.clone(), version: version.clone() };
     let api = tokio::spawn(api::keep(socket, listener, handle, upkeep));
@@ -237,14 +246,19 @@ async fn start(
     }
     tokio::spawn(health_check::follow(Http { health: health.clone() }, checks_told, warn));
     traces.keep();
-    Ok(Running { api, engine, stop, late: Late { hooks: late, version, health } })
+    Ok(Running { api, engine, ended, stop, late: Late { hooks: late, version, health } })
 }
 
 impl Late {
     /// Ends only when attaching fails.
     async fn attach(mut self) -> anyhow::Error {
         if let Some(hooks) = self.hooks {
-            while !self.health.with(|health| health.is_ready()) && self.version.changed().await.is_ok() {}
+            while !self.health.with(|health| health.is_ready()) {
+                if self.version.changed().await.is_err() {
+                    // The engine has ended. Programs over tables that it did not fill would serve nobody.
+                    return std::future::pending().await;
+                }
+            }
             match hooks.attach().await {
                 Ok(warnings) => warnings.iter().for_each(|warning| tracing::warn!("{warning}")),
                 Err(error) => {

@@ -291,6 +291,31 @@ fn case_05_objects_that_are_not_ours_stop_nothing() -> Result<()> {
     Ok(())
 }
 
+/// Invariant 7.
+#[test]
+fn what_is_no_object_at_all_ends_neither_a_list_nor_a_watch() -> Result<()> {
+    const GARBAGE: [&str; 6] = ["[]", "[1]", "\"text\"", "7", "null", "{\"metadata\": []}"];
+    for streams in [true, false] {
+        let events = GARBAGE.map(|object| format!("{{\"type\": \"ADDED\", \"object\": {object}}}\n")).concat();
+        let list = if streams {
+            format!("{events}{}\n", bookmark(1000, true))
+        } else {
+            format!("{{\"metadata\": {{\"resourceVersion\": \"1000\"}}, \"items\": [{}]}}", GARBAGE.join(","))
+        };
+        let (mut list, mut events) = (Some(list), Some(events));
+        let mut scene = Scene::new(streams, move |api| {
+            api.faults(move |asked| match asked.kind.as_str() {
+                "services" if asked.follows() => events.take().and_then(bytes),
+                "services" if streams || asked.field("watch") != "true" => list.take().and_then(bytes),
+                _ => None,
+            });
+        })?;
+        scene.told.until_lines("all events since the list", SETTLED, &BEFORE)?;
+        ensure!(scene.told.problems_told > 0, "streams {streams}: somebody is told");
+    }
+    Ok(())
+}
+
 #[test]
 fn the_next_server_is_asked_when_one_is_away() -> Result<()> {
     let mut scene = Scene::new(true, |_| {})?;

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod hooks;
 pub mod lock;
+pub mod panics;
 pub mod preflight;
 pub mod privileges;
 pub mod takeover;

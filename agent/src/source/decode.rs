@@ -197,7 +197,7 @@ pub struct Decoded {
 /// # Errors
 /// A sentence, when there is not even a name to skip it under.
 pub fn decode(kind: Kind, mut object: Value, origin: Origin, options: &ConvertOptions) -> Result<Decoded, String> {
-    if let Some(metadata) = object["metadata"].as_object_mut() {
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields"); // often the larger half of an object, and never of use here
         if origin == Origin::File && kind.has_namespace() {
             metadata.entry("namespace").or_insert_with(|| "default".into());
@@ -312,12 +312,14 @@ mod tests {
             Some("is not a network, so it is ignored"),
         );
         check("every address", Kind::ServiceCidr, cidr(&["0.0.0.0/0"]), true, Some("is every address"));
-        let nameless =
-            decode(Kind::Service, json!({"metadata": {"name": 7}}), Origin::Server, &ConvertOptions::default());
-        assert_eq!(
-            nameless,
-            Err("A Service has no metadata.name and metadata.namespace, so it is ignored.".to_owned())
-        );
+        let named = json!({"metadata": {"name": 7}});
+        for nameless in [named, json!({"metadata": []}), json!({}), json!([]), json!("text"), json!(7), json!(null)] {
+            assert_eq!(
+                decode(Kind::Service, nameless.clone(), Origin::Server, &ConvertOptions::default()),
+                Err("A Service has no metadata.name and metadata.namespace, so it is ignored.".to_owned()),
+                "{nameless}"
+            );
+        }
     }
 
     #[test]

@@ -93,17 +93,17 @@ fn entries(directory: &str) -> impl Iterator<Item = PathBuf> {
 /// Runs `work` in a thread that lives in another network namespace.
 ///
 /// # Errors
-/// When the namespace cannot be entered (CAP_SYS_ADMIN), or is none.
+/// When no thread can be started, or the namespace cannot be entered (CAP_SYS_ADMIN), or is none.
 pub fn within<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let descriptor: RawFd = namespace.as_raw_fd();
     thread::scope(|scope| {
-        let inside = scope.spawn(move || {
+        let inside = thread::Builder::new().spawn_scoped(scope, move || {
             // SAFETY: a plain system call that concerns this thread only, which ends with this closure.
             if unsafe { libc::setns(descriptor, libc::CLONE_NEWNET) } != 0 {
                 return Err(io::Error::last_os_error());
             }
             Ok(work())
-        });
+        })?;
         inside.join().unwrap_or_else(|_| Err(io::Error::other("the thread in the namespace ended with a defect")))
     })
 }
