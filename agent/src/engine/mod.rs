@@ -204,18 +204,21 @@ impl<D: Datapath> Engine<D> {
         self.pending_unknown_ports.extend(self.tables.unknown_ports().map(|key| (key, true)));
     }
 
-    /// Gives back what has rested; returns whether something still rests.
+    /// Gives back what has rested, once every source has delivered its first complete list: until then nothing shows
+    /// that a predecessor's tables were read aright (invariant 3). Returns whether something still rests.
     pub fn reclaim(&mut self) -> bool {
-        if let Err(error) = self.reconciler.reclaim() {
+        if self.state.is_synced()
+            && let Err(error) = self.reconciler.reclaim()
+        {
             tracing::warn!(%error, "cannot release freed entries; trying again");
         }
         self.reconciler.is_resting()
     }
 
-    /// Whether something freed still rests.
+    /// Whether something freed rests that [`reclaim`](Self::reclaim) may give back.
     #[must_use]
-    pub const fn is_resting(&self) -> bool {
-        self.reconciler.is_resting()
+    pub fn is_resting(&self) -> bool {
+        self.state.is_synced() && self.reconciler.is_resting()
     }
 
     /// Sockets to be closed, since the last call.

@@ -1,7 +1,9 @@
 //! The whole agent without a kernel: invariants 1 to 3 and 6 of the design, over tables that fail and agents that die.
 
+mod adoption;
 mod incremental;
 mod node;
+mod room;
 mod services;
 mod stale;
 mod views;

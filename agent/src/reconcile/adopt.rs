@@ -1,10 +1,10 @@
 //! Reading back what the kernel has.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use sheave_ebpf::{
     backend::{Backend, FLAG_LOCAL},
-    frontend::KIND_UNKNOWN_PORT,
+    frontend::{Frontend, FrontendKey, KIND_UNKNOWN_PORT},
     meta,
     names::{ServiceName as NameRecord, unpad},
     service::{Config, Scope, VERDICT_FORWARD, Word, config_index, word_index},
@@ -38,7 +38,7 @@ impl<D: Datapath> Reconciler<D> {
             problems: BTreeMap::new(),
             frontends: HashMap::new(),
             unknown_ports: 0,
-            deleted: true, // the predecessor may have deleted just before it died
+            deleted: false,
             resting: Resting::default(),
             stale: Vec::new(),
             forgetful: BTreeSet::new(),
@@ -51,37 +51,43 @@ impl<D: Datapath> Reconciler<D> {
     /// Forgets what it knows and reads the tables again: what somebody else changed is corrected by the next pass.
     ///
     /// # Errors
-    /// When a map cannot be read.
+    /// When a map cannot be read; what was known before stays.
     pub fn read(&mut self) -> Result<()> {
+        let (mut names, frontends) = (self.datapath.names()?, self.datapath.frontends()?);
+        let ranges = self.datapath.source_ranges()?;
+        // What rested is free from here on, and what somebody deleted just now is in no program's hands any more.
+        self.grace()?;
+
         let limits = self.datapath.limits();
         self.services = Ids::new(limits.frontends);
         self.backends = Ids::new(limits.backends);
         self.runs = Runs::new(limits.slots);
         self.groups.clear();
-        self.frontends.clear();
-        self.unknown_ports = 0;
-        self.deleted = true;
         self.resting = Resting::default();
 
-        let mut names: HashMap<u32, GroupKey> = HashMap::new();
-        for (id, record) in self.datapath.names()? {
+        // A Service that came back while connections to its former life lasted has two ids of one name. That which
+        // frontends lead to comes first and is the Service; the other goes on resting.
+        let leading = frontends.iter().filter(|(_, frontend)| frontend.kind != KIND_UNKNOWN_PORT);
+        let dialled: HashSet<u32> = leading.map(|(_, frontend)| frontend.service).collect();
+        names.sort_by_key(|(id, _)| (!dialled.contains(id), *id));
+        let mut known: HashMap<u32, GroupKey> = HashMap::new();
+        for (id, record) in names {
             if !self.services.reserve(id) {
                 continue;
             }
             match group_key(&record) {
-                // Two ids of one name: the predecessor was removing one of them; it goes on resting.
                 Some(key) if !self.groups.contains_key(&key) => {
                     let group = self.read_group(id);
                     self.groups.insert(key.clone(), group);
-                    names.insert(id, key);
+                    known.insert(id, key);
                 }
                 Some(_) | None => self.resting.service(id),
             }
         }
-        self.read_backends(&names);
-        self.read_frontends(&names)?;
-        for range in self.datapath.source_ranges()? {
-            if let Some(group) = names.get(&u32::from_be(range.1.service)).and_then(|k| self.groups.get_mut(k)) {
+        self.read_backends(&known);
+        self.read_frontends(frontends, &known);
+        for range in ranges {
+            if let Some(group) = known.get(&u32::from_be(range.1.service)).and_then(|k| self.groups.get_mut(k)) {
                 group.ranges.insert(range);
             }
         }
@@ -115,26 +121,46 @@ impl<D: Datapath> Reconciler<D> {
             }
             let Backend { addr, port, proto: _, flags, service } = backend;
             let identity = Identity { addr, port, local: flags & FLAG_LOCAL != 0 };
-            match names.get(&service).and_then(|key| self.groups.get_mut(key)) {
-                // An id written twice for one endpoint: the word names one of them at most; the other rests.
-                Some(group) if !group.backends.contains_key(&identity) => drop(group.backends.insert(identity, id)),
-                Some(_) | None => self.resting.backend(id),
+            let group = names.get(&service).filter(|key| self.is_kept(key, &identity, id));
+            let displaced = match group.and_then(|key| self.groups.get_mut(key)) {
+                Some(group) => group.backends.insert(identity, id),
+                None => Some(id),
+            };
+            if let Some(id) = displaced {
+                self.resting.backend(id);
             }
         }
     }
 
-    fn read_frontends(&mut self, names: &HashMap<u32, GroupKey>) -> Result<()> {
-        for (key, frontend) in self.datapath.frontends()? {
-            self.frontends.insert(key, frontend);
+    /// An endpoint that came back while connections to its former life lasted has two ids. The group keeps that which
+    /// its words lead to, one at most; the other goes on resting.
+    fn is_kept(&self, group: &GroupKey, identity: &Identity, id: u32) -> bool {
+        self.groups.get(group).is_some_and(|group| {
+            !group.backends.contains_key(identity) || group.words.iter().any(|word| self.leads_to(*word, id))
+        })
+    }
+
+    /// Whether a word's run has this backend.
+    fn leads_to(&self, word: Word, id: u32) -> bool {
+        self.run_of(word).is_some_and(|(offset, total)| {
+            // A Maglev run ends with its members; its table need not be searched.
+            let before = if word.is_maglev() { word.length() + 1 } else { 0 };
+            (offset + before..offset + total).any(|slot| self.datapath.slot(slot) == id)
+        })
+    }
+
+    fn read_frontends(&mut self, frontends: Vec<(FrontendKey, Frontend)>, names: &HashMap<u32, GroupKey>) {
+        self.unknown_ports = 0;
+        for (key, frontend) in &frontends {
             if frontend.kind == KIND_UNKNOWN_PORT {
                 self.unknown_ports += 1;
                 continue; // its owner finds it by the key
             }
             if let Some(group) = names.get(&frontend.service).and_then(|k| self.groups.get_mut(k)) {
-                group.frontends.insert(key);
+                group.frontends.insert(*key);
             }
         }
-        Ok(())
+        self.frontends = frontends.into_iter().collect();
     }
 }
 

@@ -17,6 +17,7 @@
 mod adopt;
 mod program;
 mod rest;
+mod runs;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -7,8 +7,8 @@ use sheave_ebpf::{
     frontend::{Frontend, FrontendKey, KIND_LOOPBACK},
     maps, meta, proto,
     service::{
-        ALGORITHM_MAGLEV, Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_PODS_BY_PACKET, FLAG_SOURCE_RANGES,
-        VERDICT_DROP, VERDICT_REJECT, Word, config_index, word_index,
+        Config, FLAG_HOST_ALLOWED, FLAG_PODS_ALLOWED, FLAG_PODS_BY_PACKET, FLAG_SOURCE_RANGES, VERDICT_DROP, Word,
+        config_index, word_index,
     },
     source_range::{SERVICE_BITS, SourceRange},
 };
@@ -46,9 +46,9 @@ impl<D: Datapath> Reconciler<D> {
                 // What it holds may be just what another service lacks.
                 self.clear(&Work { key: &plan.key, plan: None, frontends: Vec::new() })?;
             }
-            return built;
+            return built?.map_or(Ok(()), Err);
         }
-        self.build_within(plan, owned, fits.err())
+        self.build_within(plan, owned, fits.err())?.map_or(Ok(()), Err)
     }
 
     /// Whether everything fits; gives resting things back first where that helps.
@@ -74,6 +74,9 @@ impl<D: Datapath> Reconciler<D> {
         if plan.backends.iter().filter(|b| !known(b)).count() > self.backends.available() {
             return full(maps::BACKENDS, limits.backends, "--max-backends");
         }
+        if group.is_none() && !self.has_room_for_new(plan.backends.len()) {
+            return full(maps::TABLES, limits.slots, "--max-table-slots");
+        }
         None
     }
 
@@ -96,15 +99,21 @@ impl<D: Datapath> Reconciler<D> {
         self.datapath.put_word(config_index(id), 0)
     }
 
-    /// Steps 2 to 6; `shortage` = only with the backends and frontends that are there already.
-    fn build_within(&mut self, plan: &GroupPlan, owned: &[(FrontendKey, Kind)], shortage: Option<Error>) -> Result<()> {
+    /// Steps 2 to 6; `shortage` = only with the backends and frontends that are there already. Returns what there was
+    /// too little of, if the group works and is not quite as wanted.
+    fn build_within(
+        &mut self,
+        plan: &GroupPlan,
+        owned: &[(FrontendKey, Kind)],
+        shortage: Option<Error>,
+    ) -> Result<Option<Error>> {
         let room = shortage.is_none();
         if room {
             self.put_backends(plan)?;
         }
         self.put_ranges(&plan.key, &plan.source_ranges)?;
         self.put_config(&plan.key, plan.config)?;
-        let words = self.put_runs(plan)?;
+        let (words, plainer) = self.put_runs(plan)?;
         self.put_words(plan, words)?;
         self.retire(plan)?;
         for (key, kind) in owned {
@@ -113,7 +122,7 @@ impl<D: Datapath> Reconciler<D> {
             }
         }
         self.drop_backends(plan)?;
-        shortage.map_or(Ok(()), Err)
+        Ok(shortage.or(plainer))
     }
 
     /// Step 2.
@@ -184,93 +193,6 @@ impl<D: Datapath> Reconciler<D> {
         Ok(())
     }
 
-    /// Step 4: the words that step 5 is to store. Runs that are as wanted already are kept.
-    fn put_runs(&mut self, plan: &GroupPlan) -> Result<[Word; 3]> {
-        let Some(group) = self.groups.get(&plan.key) else { return Ok([Word::default(); 3]) };
-        let old = group.words;
-        let maglev = plan.config.algorithm() == ALGORITHM_MAGLEV;
-        let mut made: Vec<(Vec<u32>, Word)> = Vec::new();
-        let mut words = old;
-        for (scope, wanted) in plan.scopes.iter().enumerate() {
-            words[scope] = match wanted {
-                ScopePlan::Unused => old[scope], // cleared in step 8, when nothing leads there
-                ScopePlan::Reject => Word::verdict_only(VERDICT_REJECT),
-                ScopePlan::Drop => Word::verdict_only(VERDICT_DROP),
-                ScopePlan::Forward(slots) => {
-                    let (run, length) = self.run_content(plan, slots, maglev);
-                    if length == 0 {
-                        Word::verdict_only(VERDICT_REJECT) // only with a full BACKENDS map
-                    } else if let Some((_, word)) = made.iter().find(|(content, _)| *content == run) {
-                        *word
-                    } else {
-                        let kept = old.iter().find(|word| self.holds(**word, &run, length, maglev)).copied();
-                        let word = match kept {
-                            Some(word) => word,
-                            None => match self.put_run(&run, length, maglev) {
-                                Ok(word) => word,
-                                Err(error) => {
-                                    for (_, word) in made {
-                                        self.rest_run_unless(word, &old);
-                                    }
-                                    return Err(error);
-                                }
-                            },
-                        };
-                        made.push((run, word));
-                        word
-                    }
-                }
-            };
-        }
-        Ok(words)
-    }
-
-    /// A run's slots as ids, and how many of them are selectable. Backends without an id are left out.
-    fn run_content(&self, plan: &GroupPlan, slots: &[u32], maglev: bool) -> (Vec<u32>, u32) {
-        let Some(group) = self.groups.get(&plan.key) else { return (Vec::new(), 0) };
-        let id = |index: &u32| {
-            let backend = plan.backends.get(*index as usize)?;
-            group.backends.get(&Identity::from(backend)).copied()
-        };
-        let mut run: Vec<u32> = slots.iter().filter_map(id).collect();
-        let length = run.len() as u32;
-        if maglev {
-            let members: BTreeSet<u32> = run.iter().copied().collect();
-            run.push(members.len() as u32);
-            run.extend(members);
-        } else {
-            run.sort_unstable();
-        }
-        (run, length)
-    }
-
-    /// Whether a word leads to exactly this run.
-    fn holds(&self, word: Word, run: &[u32], length: u32, maglev: bool) -> bool {
-        word.is_maglev() == maglev
-            && word.length() == length
-            && self.run_of(word).is_some_and(|(offset, total)| {
-                total as usize == run.len() && (offset..).zip(run).all(|(i, id)| self.datapath.slot(i) == *id)
-            })
-    }
-
-    fn put_run(&mut self, run: &[u32], length: u32, maglev: bool) -> Result<Word> {
-        let total = run.len() as u32;
-        let mut offset = self.runs.take(total);
-        if offset.is_none() {
-            self.reclaim()?;
-            offset = self.runs.take(total);
-        }
-        let capacity = self.datapath.limits().slots;
-        let offset = offset.ok_or(Error::NoSpace { map: maps::TABLES, capacity, flag: Some("--max-table-slots") })?;
-        for (slot, id) in (offset..).zip(run) {
-            if let Err(error) = self.datapath.put_slot(slot, *id) {
-                self.runs.release(offset, total); // nothing names it
-                return Err(error);
-            }
-        }
-        Ok(Word::forward(offset, length, maglev))
-    }
-
     /// Step 5, and what the old words led to rests.
     fn put_words(&mut self, plan: &GroupPlan, words: [Word; 3]) -> Result<()> {
         for (index, scope) in SCOPES.into_iter().enumerate() {
@@ -298,14 +220,6 @@ impl<D: Datapath> Reconciler<D> {
             self.rest_run_unless(old, &named);
         }
         Ok(())
-    }
-
-    /// The run of a word rests, unless one of `named` leads to it too.
-    fn rest_run_unless(&mut self, word: Word, named: &[Word]) {
-        let Some((offset, length)) = self.run_of(word) else { return };
-        if !named.iter().any(|other| self.run_of(*other).is_some_and(|(o, _)| o == offset)) {
-            self.resting.run(offset, length);
-        }
     }
 
     /// Datagram flows leave backends that no longer serve, and may stay with those that do.

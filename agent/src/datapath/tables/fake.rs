@@ -34,6 +34,8 @@ pub struct Fake {
     pub limits: Limits,
     /// What writes meet.
     pub fault: Fault,
+    /// Reading whole maps fails.
+    pub unreadable: bool,
     /// Writes so far, failed ones included.
     pub writes: u64,
     /// Grace periods so far.
@@ -62,6 +64,7 @@ impl Fake {
         Self {
             limits,
             fault,
+            unreadable: false,
             writes: 0,
             graces: 0,
             after_write: None,
@@ -96,6 +99,11 @@ impl Fake {
         self.clients.contains(&service)
     }
 
+    /// A whole map, if that can be read.
+    fn whole<K: Copy, V: Copy>(&self, map: &BTreeMap<K, V>) -> Result<Vec<(K, V)>> {
+        if self.unreadable { Err(seeded_fault()) } else { Ok(map.iter().map(|(k, v)| (*k, *v)).collect()) }
+    }
+
     /// One write: fails by the plan of faults, else happens.
     fn write(&mut self, change: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.writes += 1;
@@ -109,7 +117,7 @@ impl Fake {
             Fault::DeadAfter(n) => self.writes > n,
         };
         if fails {
-            return Err(Error::kernel("a seeded fault", std::io::Error::from_raw_os_error(libc::EIO)));
+            return Err(seeded_fault());
         }
         change(self)?;
         if let Some(check) = self.after_write.clone() {
@@ -119,13 +127,17 @@ impl Fake {
     }
 }
 
+fn seeded_fault() -> Error {
+    Error::kernel("a seeded fault", std::io::Error::from_raw_os_error(libc::EIO))
+}
+
 impl Datapath for Fake {
     fn limits(&self) -> Limits {
         self.limits
     }
 
     fn frontends(&self) -> Result<Vec<(FrontendKey, Frontend)>> {
-        Ok(self.frontends.iter().map(|(k, v)| (*k, *v)).collect())
+        self.whole(&self.frontends)
     }
 
     fn put_frontend(&mut self, key: &FrontendKey, value: &Frontend) -> Result<()> {
@@ -147,7 +159,7 @@ impl Datapath for Fake {
     }
 
     fn names(&self) -> Result<Vec<(u32, ServiceName)>> {
-        Ok(self.names.iter().map(|(k, v)| (*k, *v)).collect())
+        self.whole(&self.names)
     }
 
     fn name(&self, service: u32) -> Option<ServiceName> {
@@ -169,7 +181,7 @@ impl Datapath for Fake {
     }
 
     fn source_ranges(&self) -> Result<Vec<RangeKey>> {
-        Ok(self.source_ranges.keys().copied().collect())
+        Ok(self.whole(&self.source_ranges)?.into_iter().map(|(range, ())| range).collect())
     }
 
     fn put_source_range(&mut self, range: &RangeKey) -> Result<()> {
