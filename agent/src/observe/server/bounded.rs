@@ -1,6 +1,11 @@
-//! Strangers may ask too much: so many connections at a time, and none that says nothing for long.
+//! Strangers may ask too much: so many connections at a time, none that says nothing for long, and none for ever. Whoever
+//! opens as many as there may be cannot lock others out: the oldest makes room for the next.
 
 use std::{
+    cmp::min,
+    collections::VecDeque,
+    convert::Infallible,
+    future::Future as _,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -13,26 +18,41 @@ use axum::serve::Listener;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, Sleep, sleep},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::{Instant, Sleep, sleep_until},
 };
 
-/// Connections of one listener; each costs a file descriptor and some kilobytes.
-const MOST: usize = 512;
-/// A connection on which nothing moves is closed. Whoever scrapes less often connects again.
-const IDLE: Duration = Duration::from_secs(20);
+/// What a listener puts up with.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Connections at a time; each costs a file descriptor and some kilobytes.
+    most: usize,
+    /// A connection on which nothing moves for so long is closed. Whoever scrapes less often connects again.
+    idle: Duration,
+    /// Any connection is closed after so long, even if a byte comes now and then.
+    life: Duration,
+}
 
-/// A listener with a limit; who comes later waits in the kernel.
+const LIMITS: Limits = Limits { most: 512, idle: Duration::from_secs(20), life: Duration::from_secs(60) };
+
+/// A listener with limits.
 pub struct Bounded {
     listener: TcpListener,
+    limits: Limits,
     room: Arc<Semaphore>,
+    /// What connections live by, the oldest first; some have ended on their own.
+    lives: VecDeque<oneshot::Sender<Infallible>>,
 }
 
 impl Bounded {
     /// Around a listener.
     #[must_use]
     pub fn new(listener: TcpListener) -> Self {
-        Self { listener, room: Arc::new(Semaphore::new(MOST)) }
+        Self::within(LIMITS, listener)
+    }
+
+    fn within(limits: Limits, listener: TcpListener) -> Self {
+        Self { listener, limits, room: Arc::new(Semaphore::new(limits.most)), lives: VecDeque::new() }
     }
 }
 
@@ -41,9 +61,15 @@ impl Listener for Bounded {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        let place = self.room.clone().acquire_owned().await.ok(); // fails only once closed, and nobody closes it
         let (stream, peer) = Listener::accept(&mut self.listener).await;
-        (Impatient::new(stream, IDLE, place), peer)
+        self.lives.retain(|life| !life.is_closed());
+        if self.lives.len() >= self.limits.most {
+            self.lives.pop_front();
+        }
+        let (life, ended) = oneshot::channel();
+        self.lives.push_back(life);
+        let place = self.room.clone().acquire_owned().await.ok(); // fails only once closed, and nobody closes it
+        (Impatient::new(stream, self.limits, ended, place), peer)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -51,24 +77,38 @@ impl Listener for Bounded {
     }
 }
 
-/// A stream that fails when nothing moves.
+/// A stream that fails when nothing moves, when it is old, and when its place is needed.
 pub struct Impatient<S> {
     stream: S,
     idle: Duration,
+    /// When it fails if nothing moves until then.
     end: Pin<Box<Sleep>>,
+    /// When it fails in any case.
+    last: Instant,
+    ended: oneshot::Receiver<Infallible>,
     _place: Option<OwnedSemaphorePermit>,
 }
 
 impl<S> Impatient<S> {
-    fn new(stream: S, idle: Duration, place: Option<OwnedSemaphorePermit>) -> Self {
-        Self { stream, idle, end: Box::pin(sleep(idle)), _place: place }
+    fn new(
+        stream: S,
+        Limits { idle, life, .. }: Limits,
+        ended: oneshot::Receiver<Infallible>,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        let now = Instant::now();
+        let end = Box::pin(sleep_until(now + min(idle, life)));
+        Self { stream, idle, end, last: now + life, ended, _place: place }
     }
 
     /// Something moved, or it is too late for that.
     fn judge<T>(&mut self, context: &mut Context<'_>, moved: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if moved.is_ready() {
-            let end = Instant::now() + self.idle;
-            self.end.as_mut().reset(end);
+        if Pin::new(&mut self.ended).poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        let now = Instant::now();
+        if moved.is_ready() && now < self.last {
+            self.end.as_mut().reset(min(now + self.idle, self.last));
             return moved;
         }
         self.end.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
@@ -103,27 +143,4 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{future::poll_fn, io::Write as _, os::unix::net::UnixStream};
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_connection_lasts_while_something_moves() {
-        let idle = Duration::from_millis(50);
-        let (mut peer, ours) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        let ours = tokio::net::UnixStream::from_std(ours).unwrap();
-        let mut ours = Impatient::new(ours, idle, None);
-        let mut byte = [0];
-        let started = Instant::now();
-        while started.elapsed() < idle * 3 {
-            peer.write_all(b"x").unwrap();
-            poll_fn(|context| Pin::new(&mut ours).poll_read(context, &mut ReadBuf::new(&mut byte))).await.unwrap();
-        }
-        let silent = Instant::now();
-        let read = poll_fn(|context| Pin::new(&mut ours).poll_read(context, &mut ReadBuf::new(&mut byte))).await;
-        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(silent.elapsed() >= idle / 2);
-    }
-}
+mod tests;
