@@ -47,7 +47,7 @@ pub struct HealthCheck {
 
 /// Opens listeners.
 pub trait Listen {
-    /// Closes when dropped.
+    /// An open one.
     type Listener;
 
     /// Listens on all of these addresses, or on none, and answers with what `local_ready` is then.
@@ -60,6 +60,9 @@ pub trait Listen {
         addresses: &[SocketAddr],
         local_ready: &Arc<AtomicUsize>,
     ) -> io::Result<Self::Listener>;
+
+    /// Closes one: its addresses are free from then on.
+    fn close(&mut self, listener: Self::Listener) -> impl Future<Output = ()> + Send;
 }
 
 /// The listeners of a node.
@@ -72,7 +75,7 @@ pub struct Servers<L: Listen> {
 struct Server<T> {
     port: u16,
     local_ready: Arc<AtomicUsize>,
-    _listener: T,
+    listener: T,
 }
 
 /// A listener that could not be opened; the next sync tries again.
@@ -93,20 +96,23 @@ impl<L: Listen> Servers<L> {
     }
 
     /// Brings everything in line: Services first, then counts.
-    pub fn sync(&mut self, wanted: &HealthChecks) -> Vec<Failed> {
+    pub async fn sync(&mut self, wanted: &HealthChecks) -> Vec<Failed> {
         let HealthChecks { addresses, services } = wanted;
-        let failed = self.sync_services(addresses, &services.iter().map(|(name, c)| (name.clone(), c.port)).collect());
+        let ports = services.iter().map(|(name, c)| (name.clone(), c.port)).collect();
+        let failed = self.sync_services(addresses, &ports).await;
         self.sync_endpoints(&services.iter().map(|(name, c)| (name.clone(), c.local_ready)).collect());
         failed
     }
 
-    /// Opens what is new and closes what is gone; a changed port is both, and counts from 0 again.
-    pub fn sync_services(&mut self, addresses: &[IpAddr], ports: &BTreeMap<ServiceName, u16>) -> Vec<Failed> {
-        if self.addresses != addresses {
-            self.addresses = addresses.to_vec();
-            self.open.clear();
+    /// Closes what is gone, then opens what is new; a changed port is both, and counts from 0 again.
+    pub async fn sync_services(&mut self, addresses: &[IpAddr], ports: &BTreeMap<ServiceName, u16>) -> Vec<Failed> {
+        let have_moved = self.addresses != addresses;
+        let is_gone =
+            |name: &ServiceName, server: &mut Server<L::Listener>| have_moved || ports.get(name) != Some(&server.port);
+        for (_, server) in self.open.extract_if(.., is_gone) {
+            self.listen.close(server.listener).await;
         }
-        self.open.retain(|name, server| ports.get(name) == Some(&server.port));
+        self.addresses = addresses.to_vec();
         let mut failed = Vec::new();
         for (service, port) in ports {
             if self.open.contains_key(service) {
@@ -116,7 +122,7 @@ impl<L: Listen> Servers<L> {
             let sockets: Vec<_> = self.addresses.iter().map(|ip| SocketAddr::new(*ip, *port)).collect();
             match self.listen.listen(service, &sockets, &local_ready) {
                 Ok(listener) => {
-                    self.open.insert(service.clone(), Server { port: *port, local_ready, _listener: listener });
+                    self.open.insert(service.clone(), Server { port: *port, local_ready, listener });
                 }
                 Err(error) => failed.push(Failed { service: service.clone(), port: *port, error }),
             }
@@ -137,7 +143,8 @@ pub async fn follow(http: Http, mut wanted: watch::Receiver<HealthChecks>, event
     let mut servers = Servers::new(http);
     let mut told = BTreeMap::new();
     loop {
-        let failed = servers.sync(&wanted.borrow_and_update());
+        let now = wanted.borrow_and_update().clone();
+        let failed = servers.sync(&now).await;
         told.retain(|service, _| failed.iter().any(|f| f.service == *service));
         for Failed { service, port, error } in &failed {
             // Once for each reason.

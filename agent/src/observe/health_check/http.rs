@@ -68,6 +68,11 @@ impl Listen for Http {
         }
         Ok(serving)
     }
+
+    /// A task that is aborted holds its socket until it is its turn.
+    async fn close(&mut self, mut listener: JoinSet<()>) {
+        listener.shutdown().await;
+    }
 }
 
 /// Code and body, byte for byte kube-proxy's.

@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
-    io,
+    future, io,
     net::{IpAddr, SocketAddr},
     rc::Rc,
     sync::{
@@ -12,9 +12,15 @@ use std::{
     },
 };
 
-use super::{HealthCheck, HealthChecks, Listen, Servers, reply};
+use tokio::net::TcpStream;
+
+use super::{HealthCheck, HealthChecks, Http, Listen, Servers, reply};
 use crate::{
     model::{Family, ServiceName},
+    observe::{
+        health::SharedHealth,
+        server::{Stack, bind},
+    },
     plan::node_ports::NodePortAddresses,
     source::convert::fixtures::service_name,
 };
@@ -59,6 +65,11 @@ impl Listen for Fake {
         }
         Ok(listener)
     }
+
+    fn close(&mut self, listener: Listener) -> impl Future<Output = ()> + Send {
+        drop(listener);
+        future::ready(())
+    }
 }
 
 /// `a/b 18, c/d 3`
@@ -91,8 +102,8 @@ enum Step {
 }
 use Step::{Endpoints, Healthy, Services};
 
-#[test]
-fn listeners_follow_services_and_answers_follow_endpoints() {
+#[tokio::test]
+async fn listeners_follow_services_and_answers_follow_endpoints() {
     let fake = Fake::default();
     let open = fake.open.clone();
     let mut servers = Servers::new(fake);
@@ -137,7 +148,7 @@ fn listeners_follow_services_and_answers_follow_endpoints() {
         ("HC-14", Healthy(true), "e/f 0.0.0.0:11114 200 7, g/h 0.0.0.0:11878 200 6, c/d 0.0.0.0:12909 503 0"),
     ] {
         match step {
-            Services(text) => assert!(servers.sync_services(ANY, &ports(text)).is_empty(), "{row}"),
+            Services(text) => assert!(servers.sync_services(ANY, &ports(text)).await.is_empty(), "{row}"),
             Endpoints(text) => servers.sync_endpoints(&numbers(text)),
             Healthy(is) => healthy = is,
         }
@@ -145,8 +156,8 @@ fn listeners_follow_services_and_answers_follow_endpoints() {
     }
 }
 
-#[test]
-fn listeners_are_on_the_node_port_addresses() {
+#[tokio::test]
+async fn listeners_are_on_the_node_port_addresses() {
     // HC-15
     let addresses: NodePortAddresses = "127.0.0.0/8".parse().unwrap();
     let interfaces = ["10.0.0.1", "127.0.0.1"].map(|ip| ip.parse().unwrap());
@@ -154,12 +165,12 @@ fn listeners_are_on_the_node_port_addresses() {
     let fake = Fake::default();
     let open = fake.open.clone();
     let mut servers = Servers::new(fake);
-    assert!(servers.sync_services(&served.addresses, &ports("a/b 9376")).is_empty());
+    assert!(servers.sync_services(&served.addresses, &ports("a/b 9376")).await.is_empty());
     assert_eq!(shown(&open, true), "a/b 127.0.0.1:9376 503 0");
 }
 
-#[test]
-fn a_taken_port_is_tried_again_and_is_served_everywhere_or_nowhere() {
+#[tokio::test]
+async fn a_taken_port_is_tried_again_and_is_served_everywhere_or_nowhere() {
     // HC-16
     let fake = Fake::default();
     let (open, taken) = (fake.open.clone(), fake.taken.clone());
@@ -168,12 +179,31 @@ fn a_taken_port_is_tried_again_and_is_served_everywhere_or_nowhere() {
     let addresses = ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse().unwrap());
     let wanted = HealthChecks { addresses: addresses.into(), services: BTreeMap::from([(service_name("a/b"), check)]) };
     taken.borrow_mut().insert("[2001:db8::1]:9376".parse().unwrap());
-    let failed = servers.sync(&wanted);
+    let failed = servers.sync(&wanted).await;
     assert_eq!((failed.len(), failed[0].port), (1, 9376));
     assert_eq!(shown(&open, true), "");
     taken.borrow_mut().clear();
-    assert!(servers.sync(&wanted).is_empty());
+    assert!(servers.sync(&wanted).await.is_empty());
     assert_eq!(shown(&open, true), "a/b 192.0.2.1:9376 200 2, a/b [2001:db8::1]:9376 200 2");
+}
+
+#[tokio::test]
+async fn a_port_that_moves_is_free_at_once() {
+    let port = bind("127.0.0.1:0".parse().unwrap(), Stack::Single).unwrap().local_addr().unwrap().port();
+    let mut servers = Servers::new(Http { health: SharedHealth::default() });
+    for (row, addresses, name) in [
+        ("opened", &["127.0.0.1"][..], "a/b"),
+        ("the node has one more address", &["127.0.0.1", "127.0.0.2"], "a/b"),
+        ("every address", &["0.0.0.0"], "a/b"),
+        ("one again", &["127.0.0.2"], "a/b"),
+        ("another Service has the port", &["127.0.0.2"], "c/d"),
+    ] {
+        let addresses: Vec<_> = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+        let failed = servers.sync_services(&addresses, &BTreeMap::from([(service_name(name), port)])).await;
+        assert!(failed.is_empty(), "{row}: {failed:?}");
+        // The server is at work, as it is when something changes.
+        drop(TcpStream::connect((addresses[0], port)).await.expect(row));
+    }
 }
 
 #[test]
