@@ -53,13 +53,13 @@ counters! {
     SocketUnknownAddress = 11, "socket_unknown_address";
     /// A flow of packets was sent to a backend.
     PacketForward = 16, "packet_forward";
-    /// A packet was refused, or dropped if it is SCTP: no endpoint anywhere.
+    /// A packet was refused: no endpoint anywhere.
     PacketReject = 17, "packet_reject";
     /// A packet met a Local policy without a local endpoint: dropped.
     PacketDrop = 18, "packet_drop";
     /// A packet came from a client outside loadBalancerSourceRanges: dropped.
     PacketSourceRange = 19, "packet_source_range";
-    /// A packet to an unknown port of a virtual address was refused, or dropped if it is SCTP.
+    /// A packet to an unknown port of a virtual address was refused.
     PacketUnknownPort = 20, "packet_unknown_port";
     /// A part of the tables behind a frontend was missing, which is a bug: left untranslated.
     PacketBroken = 21, "packet_broken";

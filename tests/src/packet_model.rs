@@ -145,7 +145,7 @@ impl Model {
             return came.untouched(Why::Foreign);
         }
         if let Some(dial) = self.dials.get_mut(&p.ends()) {
-            dial.seen |= p.tcp;
+            dial.seen = seen_after(dial.seen, p.tcp);
             let dial = *dial;
             return self.forward(came, p, dial, Why::Followed);
         }
@@ -159,7 +159,7 @@ impl Model {
     fn dial(&mut self, came: &Came, p: &Shape) -> Fate {
         let Some((service, kind)) = self.world.frontend(p.proto, p.dst) else { return self.unknown(came, p) };
         if let Some(dial) = self.dials.get(&p.ends()).copied().filter(|dial| self.is_current(p, dial, service)) {
-            self.dials.insert(p.ends(), Dial { seen: dial.seen | p.tcp, ..dial });
+            self.dials.insert(p.ends(), Dial { seen: seen_after(dial.seen, p.tcp), ..dial });
             return self.forward(came, p, dial, Why::Followed);
         }
         if kind == Kind::NodePort && p.proto == UDP && self.world.awaited.contains(&(p.src, p.dst)) {
@@ -285,7 +285,8 @@ impl Model {
         dial
     }
 
-    /// TCP at once, with a RST; a datagram by this node's kernel, on a port where nobody can listen; SCTP not at all.
+    /// TCP at once, with a RST; a datagram by this node's kernel, on a port where nobody can listen; of SCTP, what opens an
+    /// association, by an ICMP error.
     fn refuse(&mut self, came: &Came, p: &Shape, why: Why) -> Fate {
         let nobody = SocketAddr::new(World::node(p.src.is_ipv6()), 0);
         match p.proto {
@@ -296,7 +297,7 @@ impl Model {
                 self.plain = true;
                 self.arrive(came, p, (nobody, p.src.port()), 0, why)
             }
-            _ => came.dropped(why),
+            _ => p.unreachable().map_or_else(|| came.dropped(why), |error| came.answered(error, Why::Unreachable)),
         }
     }
 
@@ -324,7 +325,7 @@ impl Model {
         }
         let Some(p) = Shape::read(came.bytes, &self.fragments, true) else { return came.untouched(Why::Foreign) };
         if let Some(reply) = self.replies.get_mut(&p.ends()) {
-            reply.seen |= p.tcp;
+            reply.seen = seen_after(reply.seen, p.tcp);
             let sent = (reply.frontend, reply.port);
             return self.leave(came, &p, sent, Why::Answered);
         }
@@ -362,6 +363,11 @@ impl Model {
         self.fragments.remember(p, true);
         came.becomes(p.sent_from(from, dst_port), of_kind(p, why))
     }
+}
+
+/// TCP flags of one side after another segment: a RST counts until its side speaks on.
+const fn seen_after(then: u8, segment: u8) -> u8 {
+    then & !RST | segment
 }
 
 /// The same reason, as it is called where the packet is no ordinary one.

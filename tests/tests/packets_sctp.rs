@@ -3,19 +3,25 @@
 
 use std::{
     io::{Read, Write},
-    mem::MaybeUninit,
-    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4},
+    net::{IpAddr, SocketAddr, UdpSocket},
     sync::mpsc,
     thread,
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
+use aya::maps::{HashMap, Map, MapData};
 use serde_json::json;
+use sheave_agent::datapath::tables::clock;
+use sheave_ebpf::{
+    conntrack::{Flow, Tuple, seen},
+    maps,
+};
 use sheave_tests::{
     lab::Lab,
-    node::Pod,
+    node::{Node, Pod},
     objects::{Slice, Svc},
+    packet,
     place::Place,
     skip,
     wait::{SOON, eventually},
@@ -25,15 +31,20 @@ use socket2::{Domain, Protocol, Socket, Type};
 const SCTP: Protocol = Protocol::SCTP;
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// An SCTP Service with equal ports, NodePort 30005 and ClusterIP 10.96.0.5, served by a pod; `seen` shows the client.
+/// SCTP Services with equal ports, of both families, served by a pod: NodePort 30005 and ClusterIP number 5; NodePort
+/// 30006, where that pod sees the client.
 fn services(lab: &Lab, pod: &Pod) -> Result<()> {
-    let slice = |name: &str| {
-        Slice::new(name, name).port("n", 30_005, "SCTP").port("c", 7000, "SCTP").ready(&pod.v4.to_string(), "n1")
-    };
-    let service = Svc::new("web").ip("10.96.0.5").port("n", 30_005, "SCTP").node_port(30_005).port("c", 7000, "SCTP");
-    let seen = Svc::new("seen").ip("10.96.0.6").port("s", 30_006, "SCTP").node_port(30_006);
-    let seen_slice = Slice::new("seen", "seen").port("s", 30_006, "SCTP").ready(&pod.v4.to_string(), "n1");
-    lab.apply(&[&service, &slice("web"), &seen.set("externalTrafficPolicy", json!("Local")), &seen_slice])
+    let web = Svc::new("web").ip("10.96.0.5").ip("2001:db8:96::5");
+    let web = web.port("n", 30_005, "SCTP").node_port(30_005).port("c", 7000, "SCTP");
+    let seen = Svc::new("seen").ip("10.96.0.6").ip("2001:db8:96::6").port("s", 30_006, "SCTP").node_port(30_006);
+    lab.apply(&[&web, &seen.set("externalTrafficPolicy", json!("Local"))])?;
+    for (family, address) in [("IPv4", pod.v4.to_string()), ("IPv6", pod.v6.to_string())] {
+        let slice = |service: &str| Slice::new(&format!("{service}-{}", family.to_lowercase()), service);
+        let web = slice("web").address_type(family).port("n", 30_005, "SCTP").port("c", 7000, "SCTP");
+        let seen = slice("seen").address_type(family).port("s", 30_006, "SCTP");
+        lab.apply(&[&web.ready(&address, "n1"), &seen.ready(&address, "n1")])?;
+    }
+    Ok(())
 }
 
 /// Packets as associations begin with, sent and answered by processes that know the protocol no better than the wire.
@@ -45,44 +56,159 @@ fn packets_go_there_and_back_unchanged() -> Result<()> {
     let _agent = lab.n1().agent()?;
     for (what, client, to, seen) in [
         ("hidden", &lab.outside, "192.0.2.11:30005", "10.244.1.1"),
+        ("hidden", &lab.outside, "[2001:db8::11]:30005", "2001:db8:1::1"),
         ("seen", &lab.outside, "192.0.2.11:30006", "198.51.100.10"),
+        ("seen", &lab.outside, "[2001:db8::11]:30006", "2001:db8:100::10"),
         ("a pod", &inside.place, "10.96.0.5:7000", "10.244.1.20"),
+        ("a pod", &inside.place, "[2001:db8:96::5]:7000", "2001:db8:1::20"),
     ] {
-        let to: SocketAddrV4 = to.parse()?;
         // The pod's device gets its programs when the agent has seen that there is an SCTP Service.
-        eventually(what, SOON, || {
-            let (source, answer) = exchange(&a.place, client, to)?;
-            ensure!(source == seen.parse::<Ipv4Addr>()?, "{what}: the server sees {source}");
-            ensure!(answer == [to.port().to_be_bytes(), 5555_u16.to_be_bytes()].concat(), "{what}: {answer:?}");
+        eventually(&format!("{what}, {to}"), SOON, || {
+            let source = exchange(&a.place, client, to.parse()?)?;
+            ensure!(source == seen.parse::<IpAddr>()?, "the server sees {source}");
             Ok(())
         })?;
     }
     Ok(())
 }
 
-/// A packet from port 5555 to a Service, and its answer: whom the server saw, and the ports of the answer.
-fn exchange(server: &Place, client: &Place, to: SocketAddrV4) -> Result<(Ipv4Addr, Vec<u8>)> {
-    let raw = || -> Result<Socket> {
-        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(SCTP))?;
+/// The start of an INIT: its header, and what must be there.
+const INIT: [u8; 20] = [1, 0, 0, 20, 0xc0, 0xff, 0xee, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
+
+/// A packet whose checksum nobody here looks at.
+fn sctp(from: u16, to: u16, chunk: &[u8]) -> Vec<u8> {
+    [&from.to_be_bytes(), &to.to_be_bytes(), &[0, 0, 0, 0, 0xde, 0xad, 0xbe, 0xef][..], chunk].concat()
+}
+
+/// Packets of a protocol, from its header on.
+struct Raw {
+    socket: UdpSocket, // in all but what it was opened as
+    ip_header: usize,
+}
+
+impl Raw {
+    fn open(place: &Place, domain: Domain, protocol: Protocol) -> Result<Self> {
+        let socket: UdpSocket = place.enter(move || Socket::new(domain, Type::RAW, Some(protocol)))??.into();
         socket.set_read_timeout(Some(Duration::from_millis(500)))?;
-        Ok(socket)
-    };
-    let mut here = client.enter(raw)??;
-    let there = server.enter(raw)??;
-    here.connect(&SocketAddr::from((*to.ip(), 0)).into())?;
-    // Ports, a verification tag, a checksum that nobody here looks at, and the start of an INIT.
-    let head = |from: u16, to: u16| [from.to_be_bytes(), to.to_be_bytes()].concat();
-    let body = [0, 0, 0, 0, 0xde, 0xad, 0xbe, 0xef, 1, 0, 0, 20];
-    here.write_all(&[head(5555, to.port()), body.to_vec()].concat())?;
-    let mut packet = [MaybeUninit::uninit(); 200];
-    let (length, source) = there.recv_from(&mut packet).context("the server hears nothing")?;
-    let source = source.as_socket_ipv4().context("no IPv4")?;
-    ensure!(length == 20 + 16, "the server hears {length} bytes");
-    there.send_to(&[head(to.port(), 5555), body.to_vec()].concat(), &SocketAddr::from((*source.ip(), 0)).into())?;
-    let mut answer = [0; 200];
-    let length = here.read(&mut answer).context("the client hears nothing")?;
-    ensure!(length == 20 + 16 && answer[24..36] == body, "the client hears {:?}", &answer[..length]);
-    Ok((*source.ip(), answer[20..24].to_vec()))
+        Ok(Self { socket, ip_header: if domain == Domain::IPV4 { 20 } else { 0 } })
+    }
+
+    fn send(&self, packet: &[u8], to: IpAddr) -> Result<()> {
+        self.socket.send_to(packet, (to, 0))?;
+        Ok(())
+    }
+
+    fn receive(&self) -> Result<(IpAddr, Vec<u8>)> {
+        let mut packet = [0; 2048];
+        let (length, source) = self.socket.recv_from(&mut packet)?;
+        Ok((source.ip(), packet[self.ip_header..length].to_vec()))
+    }
+}
+
+/// A packet from port 5555 to a Service, and its answer, unchanged on their ways; whom the server saw.
+fn exchange(server: &Place, client: &Place, to: SocketAddr) -> Result<IpAddr> {
+    let domain = Domain::for_address(to);
+    let (here, there) = (Raw::open(client, domain, SCTP)?, Raw::open(server, domain, SCTP)?);
+    let (question, answer) = (sctp(5555, to.port(), &INIT), sctp(to.port(), 5555, &INIT));
+    here.send(&question, to.ip())?;
+    let (source, heard) = there.receive().context("the server hears nothing")?;
+    ensure!(heard == question, "the server hears {heard:?}");
+    there.send(&answer, source)?;
+    let (from, heard) = here.receive().context("the client hears nothing")?;
+    ensure!(from == to.ip() && heard == answer, "the client hears {heard:?} of {from}");
+    Ok(source)
+}
+
+/// V-1, V-4: what would open an association is refused by the ICMP error that netfilter's REJECT gives; what belongs to
+/// an unknown one is dropped.
+#[test]
+fn what_nobody_takes_is_refused_by_an_icmp_error() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let inside = lab.n1().pod(20)?;
+    let none = Svc::new("none").ip("10.96.0.7").ip("2001:db8:96::7").port("n", 7000, "SCTP").node_port(30_007);
+    lab.apply(&[&none.set("externalIPs", json!(["203.0.113.7", "2001:db8:203::7"]))])?;
+    for prefix in ["203.0.113.0/24", "2001:db8:203::/64"] {
+        lab.route(prefix, lab.n1())?;
+    }
+    let _agent = lab.n1().agent()?;
+    for (row, client, to) in [
+        ("V-1, from outside", &lab.outside, "192.0.2.11:30007"),
+        ("V-1, from outside", &lab.outside, "203.0.113.7:7000"),
+        ("V-1, from outside", &lab.outside, "[2001:db8::11]:30007"),
+        ("V-1, from outside", &lab.outside, "[2001:db8:203::7]:7000"),
+        ("F31, from outside", &lab.outside, "203.0.113.7:7001"),
+        ("F31, from outside", &lab.outside, "[2001:db8:203::7]:7001"),
+        ("V-1, from a pod", &inside.place, "10.96.0.7:7000"),
+        ("V-1, from a pod", &inside.place, "[2001:db8:96::7]:7000"),
+        ("V-4, from a pod", &inside.place, "10.96.0.7:7001"),
+        ("V-4, from a pod", &inside.place, "[2001:db8:96::7]:7001"),
+    ] {
+        // The pod's device gets its programs when the agent has seen that there is an SCTP Service.
+        eventually(&format!("{row}, {to}"), SOON, || is_refused(client, to.parse()?))?;
+    }
+    Ok(())
+}
+
+fn is_refused(client: &Place, to: SocketAddr) -> Result<()> {
+    let (domain, is_v6) = (Domain::for_address(to), to.is_ipv6());
+    let (protocol, unreachable) = if is_v6 { (Protocol::ICMPV6, [1, 4]) } else { (Protocol::ICMPV4, [3, 3]) };
+    let (mouth, ear) = (Raw::open(client, domain, SCTP)?, Raw::open(client, domain, protocol)?);
+    // Data first: its error would be the first to come.
+    mouth.send(&sctp(5554, to.port(), &[&[0], &INIT[1..]].concat()), to.ip())?;
+    let opening = sctp(5555, to.port(), &INIT);
+    mouth.send(&opening, to.ip())?;
+    loop {
+        let (source, error) = ear.receive().context("no error comes")?;
+        if error[..2] != unreachable {
+            continue; // neighbours are looked for by ICMPv6, too
+        }
+        // The kernel looks at checksums of ICMPv6 itself.
+        ensure!(is_v6 || packet::sum(0, &error) == 0xffff, "the checksum is wrong: {error:02x?}");
+        let quoted = packet::ip(&error, 8, is_v6).with_context(|| format!("nothing is quoted: {error:02x?}"))?;
+        ensure!((source, quoted.dst) == (to.ip(), to.ip()), "{source} says it of {quoted:?}");
+        ensure!(error[quoted.l4..] == opening, "it quotes {:02x?}", &error[quoted.l4..]);
+        return Ok(());
+    }
+}
+
+/// Two flows of one client port and one backend would be the same packets there, and SCTP's ports stay what they are: the
+/// second one is dropped while the first one lasts. That ends in time, though no agent is there to remove it.
+#[test]
+fn an_older_flow_is_in_the_way_while_it_lasts() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let a = lab.n1().pod(10)?;
+    services(&lab, &a)?;
+    lab.route("10.96.0.0/16", lab.n1())?;
+    let mut agent = lab.n1().agent()?;
+    let [older, newer]: [SocketAddr; 2] = ["192.0.2.11:30005".parse()?, "10.96.0.5:30005".parse()?];
+    let reaches = |to| exchange(&a.place, &lab.outside, to);
+    let is_dropped = |to| reaches(to).is_err_and(|error| error.to_string() == "the server hears nothing");
+    eventually("the older flow", SOON, || reaches(older))?;
+    assert!(is_dropped(newer), "the newer one is dropped");
+    assert_eq!(agent.status()?.counters.get("packet_clash"), Some(&1));
+    agent.kill()?;
+    assert!(is_dropped(newer), "it is dropped without an agent, too");
+    make_old(lab.n1())?;
+    reaches(newer).context("the older one is over")?;
+    assert!(is_dropped(older), "from now on it is the other way round");
+    Ok(())
+}
+
+/// As if all flows had been silent since this machine was started.
+fn make_old(node: &Node) -> Result<()> {
+    const LONGEST: u32 = 210; // of SCTP
+    let just_started = Duration::from_secs(LONGEST.into());
+    eventually("the machine is older than a flow becomes", just_started, || {
+        ensure!(clock::seconds() > LONGEST, "it was just started");
+        Ok(())
+    })?;
+    let map = MapData::from_pin(node.pins().map(maps::CONNTRACK))?;
+    let mut table: HashMap<_, Tuple, Flow> = Map::LruHashMap(map).try_into()?;
+    let entries = table.iter().collect::<Result<Vec<_>, _>>()?;
+    for (tuple, flow) in entries {
+        table.insert(tuple, Flow { seen: seen::word(seen::flags(flow.seen), 0), ..flow }, 0)?;
+    }
+    Ok(())
 }
 
 /// Real associations, where the kernel can make them.

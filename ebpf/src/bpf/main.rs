@@ -26,6 +26,7 @@ mod select;
 mod skb;
 mod sock_addr;
 mod socket_lb;
+mod unreachable;
 mod verifier;
 mod watch;
 

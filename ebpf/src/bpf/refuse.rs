@@ -1,8 +1,8 @@
-//! Refusing (V-1, V-4). TCP gets a RST at once; for the rest the kernel itself says port unreachable.
+//! Refusing (V-1, V-4). TCP gets a RST at once, UDP the port unreachable of the kernel itself, SCTP one that is made here.
 use crate::{
     conntrack, maps, nat,
     skb::{self, DROP, NEXT, Packet, REDIRECT, Skb, TCP_ACK, TCP_RST},
-    watch,
+    unreachable, watch,
 };
 use aya_ebpf::helpers::{bpf_l3_csum_replace, bpf_redirect};
 use sheave_ebpf::{addr::Addr, backend::NO_BACKEND, conntrack::FLAG_REFUSED, meta, proto, socket::NO_SERVICE};
@@ -13,7 +13,8 @@ pub fn refuse(skb: Skb, packet: &Packet) -> i32 {
     match packet.tuple.proto {
         proto::TCP => reset(skb, packet).unwrap_or(DROP),
         proto::UDP => lead_astray(skb, packet).unwrap_or(DROP),
-        _ => DROP,
+        _ if packet.is_v6 => unreachable::v6(skb, packet),
+        _ => unreachable::v4(skb, packet),
     }
 }
 
@@ -50,11 +51,8 @@ pub fn send_back(skb: Skb) -> i32 {
 #[inline(always)]
 pub fn turn_round(skb: Skb, src: &Addr, dst: &Addr, is_v6: bool) -> Option<()> {
     const HOPS: u8 = 64;
+    turn_link_round(skb)?;
     let header = maps::link_header();
-    if header != 0 {
-        let [a, b, c, d, e, f]: [u16; 6] = skb::load(skb, 0)?;
-        skb::store(skb, 0, &[d, e, f, a, b, c])?;
-    }
     if is_v6 {
         skb::store(skb, header + 8, &dst.words)?;
         skb::store(skb, header + 24, &src.words)?;
@@ -68,6 +66,16 @@ pub fn turn_round(skb: Skb, src: &Addr, dst: &Addr, is_v6: bool) -> Option<()> {
         return None;
     }
     skb::store(skb, header + 8, &now)
+}
+
+/// Swaps link addresses, where there are any.
+#[inline(always)]
+pub fn turn_link_round(skb: Skb) -> Option<()> {
+    if maps::link_header() == 0 {
+        return Some(());
+    }
+    let [a, b, c, d, e, f]: [u16; 6] = skb::load(skb, 0)?;
+    skb::store(skb, 0, &[d, e, f, a, b, c])
 }
 
 /// Sends a datagram to port 0 of this node, where nobody can listen: the kernel answers with ICMP port unreachable,

@@ -150,6 +150,14 @@ pub fn set_mark(skb: Skb, mark: u32) {
     unsafe { (&raw mut (*skb).mark).write_volatile(mark) }
 }
 
+/// Whether the link brought the packet to more hosts than this one.
+#[inline(always)]
+pub fn is_for_many(skb: Skb) -> bool {
+    const BROADCAST: u32 = 1;
+    const MULTICAST: u32 = 2;
+    matches!(unsafe { (&raw const (*skb).pkt_type).read_volatile() }, BROADCAST | MULTICAST)
+}
+
 /// Bytes of the whole packet.
 #[inline(always)]
 pub fn length(skb: Skb) -> u32 {

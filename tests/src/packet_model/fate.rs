@@ -73,6 +73,8 @@ pub enum Why {
     UnknownAddress,
     /// An unknown port of a virtual address, which the kernel would send out again (F31).
     Stray,
+    /// One of those, told to an SCTP client by an ICMP error.
+    Unreachable,
     /// A client that is not in the source ranges (V-6).
     SourceRange,
     /// A ClusterIP is dialled from outside (F54), and must not be.
@@ -87,7 +89,7 @@ pub enum Why {
 
 impl Why {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Foreign,
         Self::Awaited,
         Self::Opened,
@@ -104,6 +106,7 @@ impl Why {
         Self::UnknownPort,
         Self::UnknownAddress,
         Self::Stray,
+        Self::Unreachable,
         Self::SourceRange,
         Self::FromOutside,
         Self::SctpPort,

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use crate::packet::{self, ACK, ETH, ICMP, ICMPV6, Ip, RST, SCTP, SYN, TCP, UDP};
+use crate::packet::{self, ACK, Draft, ETH, ICMP, ICMPV6, Ip, RST, SCTP, SYN, TCP, UDP};
 
 /// A protocol and the two ends of a packet, source first.
 pub type Ends = (u8, SocketAddr, SocketAddr);
@@ -148,6 +148,32 @@ impl<'a> Shape<'a> {
         }
         set_ip(&mut bytes, &self.outer, Field::Source, from.ip());
         bytes
+    }
+
+    /// The ICMP error that answers this INIT; none for other chunks, for packets with options or extension headers, and
+    /// where the source is no single host (RFC 1122, 3.2.2).
+    #[must_use]
+    pub fn unreachable(&self) -> Option<Vec<u8>> {
+        const INIT: u8 = 1;
+        let (src, dst) = (self.src, self.dst);
+        let is_v6 = src.is_ipv6();
+        let header = if is_v6 { 40 } else { 20 };
+        let quote = self.bytes.get(ETH..ETH + header + 32)?;
+        let is_one_host = match src.ip() {
+            IpAddr::V4(ip) => (1..224).contains(&ip.octets()[0]),
+            IpAddr::V6(ip) => !ip.is_multicast() && !ip.is_unspecified(),
+        };
+        if self.outer.l4 != ETH + header || quote[header + 12] != INIT || !is_one_host {
+            return None;
+        }
+        let mut error = Draft::new(self.proto, dst, src).error(quote, quote.len());
+        error[..6].copy_from_slice(&self.bytes[6..12]);
+        error[6..12].copy_from_slice(&self.bytes[..6]);
+        if !is_v6 {
+            error[ETH + 1] = 0xc0; // the precedence of errors (RFC 1812, 4.3.2.5)
+            error[ETH + 6] = 0x40; // in one piece
+        }
+        Some(error)
     }
 
     /// The RST that answers this SYN (RFC 9293, 3.5.2).

@@ -167,9 +167,10 @@ impl Traffic {
             2 => Some((8 + 8 * self.random.below(3) as u16, self.random.once_in(2), 1 + self.random.below(2) as u32)),
             _ => None,
         };
+        let begins: &[u8] = if proto == SCTP && self.random.once_in(2) { &[1, 0, 0, 20] } else { &[] }; // an INIT
         Draft {
             tcp,
-            payload: vec![0x55; self.random.below(40)],
+            payload: [begins, &vec![0x55; self.random.below(40)]].concat(),
             extras: self.random.once_in(8),
             without_checksum: proto == UDP && src.is_ipv4() && self.random.once_in(6),
             fragment,

@@ -1,0 +1,142 @@
+//! ICMP port unreachable, for clients of SCTP (V-1, V-4). Its checksum covers the ports, so that its packets cannot be led to
+//! a closed port of this node, as datagrams are: the error is made here, in place of the packet that it is about.
+use crate::{
+    maps, refuse,
+    skb::{self, DROP, Packet, Skb},
+};
+use aya_ebpf::{
+    bindings::BPF_F_RECOMPUTE_CSUM,
+    helpers::{bpf_csum_diff, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes},
+};
+use core::{mem::MaybeUninit, ptr, slice};
+use sheave_ebpf::{addr::Addr, proto};
+
+/// The type of the chunk that opens an association, the only packet that is answered: others are of one that this node
+/// does not know, and netfilter calls them invalid.
+const INIT: u8 = 1;
+/// Words of a network header.
+const V4: usize = 5;
+const V6: usize = 10;
+/// Words of an ICMP error's own header.
+const ICMP: usize = 2;
+/// Words that are quoted of SCTP: its header, and all of an INIT that is not optional, with the tag by which the client
+/// knows its association (RFC 9260, section 10).
+const SCTP: usize = 8;
+/// Bytes of the whole IPv4 error, and of what follows the IPv6 header.
+const LENGTH: u8 = 80;
+const HOPS: u8 = 64;
+
+/// An error, in words: headers of its own, and what it quotes.
+#[repr(C)]
+struct Error<const HEADER: usize, const QUOTE: usize> {
+    header: [u32; HEADER],
+    icmp: [u32; ICMP],
+    quote: [u32; QUOTE],
+}
+
+impl<const HEADER: usize, const QUOTE: usize> Error<HEADER, QUOTE> {
+    #[inline(always)]
+    fn words(&self) -> &[u32] {
+        // SAFETY: arrays of words, one behind the other.
+        unsafe { slice::from_raw_parts(ptr::from_ref(self).cast(), HEADER + ICMP + QUOTE) }
+    }
+}
+
+/// Answers what `packet` opens, or drops it; a verdict.
+#[inline(never)]
+pub fn v4(skb: Skb, packet: &Packet) -> i32 {
+    const DONT_FRAGMENT: u8 = 0x40;
+    const CONTROL: u8 = 0xc0; // precedence of errors (RFC 1812, 4.3.2.5)
+    let (src, dst) = (packet.tuple.src.words[3], packet.tuple.dst.words[3]);
+    let header =
+        [word([0x45, CONTROL, 0, LENGTH]), word([0, 0, DONT_FRAGMENT, 0]), word([HOPS, proto::ICMP, 0, 0]), dst, src];
+    let mut room = MaybeUninit::<Error<V4, { V4 + SCTP }>>::uninit();
+    let Some(error) = about(skb, packet, &mut room, (header, [3, 3])) else { return DROP };
+    error.header[2] |= checksum(&error.header, 0);
+    error.icmp[0] |= checksum(&error.words()[V4..], 0);
+    send(skb, error.words()).unwrap_or(DROP)
+}
+
+/// The same for IPv6.
+#[inline(never)]
+pub fn v6(skb: Skb, packet: &Packet) -> i32 {
+    let ([a, b, c, d], [e, f, g, h]) = (packet.tuple.dst.words, packet.tuple.src.words);
+    let header = [word([0x60, 0, 0, 0]), word([0, LENGTH, proto::ICMPV6, HOPS]), a, b, c, d, e, f, g, h];
+    let mut room = MaybeUninit::<Error<V6, { V6 + SCTP }>>::uninit();
+    let Some(error) = about(skb, packet, &mut room, (header, [1, 4])) else { return DROP };
+    // The pseudo header: both addresses, the length and the protocol.
+    error.icmp[0] |= checksum(&error.words()[2..], word([0, 0, 0, LENGTH + proto::ICMPV6]));
+    send(skb, error.words()).unwrap_or(DROP)
+}
+
+#[inline(always)]
+const fn word(bytes: [u8; 4]) -> u32 {
+    u32::from_ne_bytes(bytes)
+}
+
+/// An error of this header and type about the packet, if that is to be answered: a plain one, from one host to one host
+/// (RFC 1122, 3.2.2).
+#[inline(always)]
+fn about<'a, const HEADER: usize, const QUOTE: usize>(
+    skb: Skb,
+    packet: &Packet,
+    room: &'a mut MaybeUninit<Error<HEADER, QUOTE>>,
+    (header, [kind, code]): ([u32; HEADER], [u8; 2]),
+) -> Option<&'a mut Error<HEADER, QUOTE>> {
+    let at = maps::link_header();
+    let is_plain = packet.l4 == at + 4 * HEADER as u32;
+    if !is_plain || skb::is_for_many(skb) || !is_one_host(&packet.tuple.src) {
+        return None;
+    }
+    let error = room.as_mut_ptr();
+    // SAFETY: every field is written, the last one by the helper unless it fails.
+    let error = unsafe {
+        (*error).header = header;
+        (*error).icmp = [word([kind, code, 0, 0]), 0];
+        let quote = (&raw mut (*error).quote).cast();
+        if bpf_skb_load_bytes(skb.cast(), at, quote, size_of::<[u32; QUOTE]>() as u32) != 0 {
+            return None;
+        }
+        &mut *error
+    };
+    let [chunk, ..] = error.quote[HEADER + 3].to_ne_bytes();
+    if chunk == INIT { Some(error) } else { None }
+}
+
+#[inline(always)]
+fn is_one_host(addr: &Addr) -> bool {
+    let [a, b, c, d] = addr.words;
+    if addr.is_v4() {
+        return matches!(d.to_ne_bytes()[0], 1..224);
+    }
+    a.to_ne_bytes()[0] != 0xff && (a | b | c | d) != 0
+}
+
+/// The Internet checksum of words and of what is summed up in `start`, where it stands in a header: the latter half of a
+/// word.
+#[inline(always)]
+fn checksum(words: &[u32], start: u32) -> u32 {
+    let words = (words.as_ptr().cast_mut(), size_of_val(words) as u32);
+    // SAFETY: a plain helper call, with the bounds of a live slice.
+    let sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, words.0, words.1, start) };
+    let [a, b] = (!skb::fold(u64::from(sum as u32))).to_ne_bytes();
+    word([0, 0, a, b])
+}
+
+/// Makes the packet the error and sends it back the way it came.
+#[inline(always)]
+fn send(skb: Skb, error: &[u32]) -> Option<i32> {
+    let at = maps::link_header();
+    let length = size_of_val(error) as u32;
+    // SAFETY: plain helper calls, the second with the bounds of a live slice. The first is made for answers such as this:
+    // it gathers the packet in one piece and makes it an ordinary one.
+    let r = unsafe {
+        bpf_skb_change_tail(skb, at + length, 0)
+            | bpf_skb_store_bytes(skb, at, error.as_ptr().cast(), length, BPF_F_RECOMPUTE_CSUM.into())
+    };
+    if r != 0 {
+        return None;
+    }
+    refuse::turn_link_round(skb)?;
+    Some(refuse::send_back(skb))
+}
