@@ -160,6 +160,14 @@ pub mod seen {
     /// From which age on, in seconds, packets make a stream of a flow.
     pub const STREAM_AGE: u32 = 2;
 
+    /// What was seen of one side after another packet, given what was before. A RST counts until its side speaks on: a
+    /// stale one, or one that somebody forged, ends no connection, and must not end its flow.
+    #[inline(always)]
+    #[must_use]
+    pub const fn after(then: u32, packet: u32) -> u32 {
+        then & !RST | packet
+    }
+
     /// Flags and time in boot-time seconds.
     #[inline(always)]
     #[must_use]
@@ -268,6 +276,17 @@ impl Phase {
     }
 }
 
+/// Whether a flow is to be forgotten at `now`, in boot-time seconds, given the `seen` words of the client's packets and of
+/// the replies; 0 = there is no such entry.
+#[inline(always)]
+#[must_use]
+pub const fn is_over(protocol: u8, now: u32, dial: u64, reply: u64) -> bool {
+    let phase = Phase::of(protocol, seen::flags(dial), seen::flags(reply));
+    let (dialled, replied) = (seen::time(dial), seen::time(reply));
+    let last = if dialled > replied { dialled } else { replied };
+    now.saturating_sub(last) > phase.timeout(protocol)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,6 +313,25 @@ mod tests {
         for (name, protocol, dial, reply, phase, timeout) in cases {
             assert_eq!(Phase::of(protocol, dial, reply), phase, "{name}");
             assert_eq!(phase.timeout(protocol), timeout, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_reset_counts_until_its_side_speaks_on() {
+        const RST: u32 = A | seen::RST;
+        const FIN: u32 = A | seen::FIN;
+        let cases: [(_, &[u32], _); 6] = [
+            ("a RST", &[A, RST], Phase::Closed),
+            ("a RST that nobody heeds", &[A, RST, A], Phase::Open),
+            ("the true one after a false one", &[A, RST, A, RST], Phase::Closed),
+            ("a RST after the end", &[A, FIN, RST], Phase::Closed),
+            ("a RST that nobody heeds after the end", &[A, FIN, RST, A], Phase::Closing),
+            ("a packet after the end", &[A, FIN, A], Phase::Closing),
+        ];
+        for (name, packets, phase) in cases {
+            let flags = packets.iter().fold(0, |then, packet| seen::after(then, *packet));
+            assert_eq!(Phase::of(proto::TCP, flags, A), phase, "{name}, the client's");
+            assert_eq!(Phase::of(proto::TCP, A, flags), phase, "{name}, the backend's");
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::{io::Read as _, net::SocketAddr, time::Duration};
 
-use anyhow::{Context, Result};
-use serde_json::json;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
 use sheave_tests::{
     client::Way,
     lab::Lab,
@@ -12,7 +12,7 @@ use sheave_tests::{
     packet::{ACK, Draft, ETH, RST, TCP},
     pair::{N1, N1_6, N1_6_UPLINK, N1_UPLINK, OUTSIDE, Pair, WAYS, reaches},
     place::Place,
-    wait::SOON,
+    wait::{SOON, eventually},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -328,6 +328,41 @@ fn flow_14_segments_outside_the_window_never_show_the_backend() -> Result<()> {
             mouth.send_to(&segment[ETH..], &seen.into())?;
             let ends = until_heard(&mut ear, marker.as_bytes()).context(marker)?;
             assert_eq!(ends, (to.parse()?, client), "{what}");
+        }
+    }
+    Ok(())
+}
+
+/// A RST that its receiver does not heed, stale or forged, does not shorten the life of the flow: it goes on as open.
+#[test]
+fn a_reset_that_nobody_heeds_ends_no_flow() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    pair.service("hidden", 41, &[&pair.a], |s| s)?;
+    pair.service("seen", 42, &[&pair.a], |s| s.set("externalTrafficPolicy", json!("Local")))?;
+    let agent = pair.lab.n1().agent()?;
+    let outside = pair.lab.outside.client()?;
+    let raw = || Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)));
+    let (client_mouth, backend_mouth) = (pair.lab.outside.enter(raw)??, pair.a.place.enter(raw)??);
+    for to in ["192.0.2.11:30041", "192.0.2.11:30042"] {
+        let connection = outside.connect(Way::Tcp, to)?;
+        let (client, seen) = (connection.local()?, connection.ask()?.answer.client);
+        let until = |state: &str| {
+            eventually(&format!("{to} is {state}"), SOON, || {
+                let list: Value = serde_json::from_str(&agent.sheave(&["lb", "list", "--conntrack", "-o", "json"])?)?;
+                let items = list["items"].as_array().context("no items")?;
+                let flow = items.iter().find(|item| item["client"] == client.to_string()).context("no such flow")?;
+                ensure!(flow["state"] == state, "{flow}");
+                Ok(())
+            })
+        };
+        until("open")?;
+        for (mouth, from, at) in [(&client_mouth, client, to.parse()?), (&backend_mouth, pair.a.at(8080), seen)] {
+            // Of another sequence number than the stream's, but for one chance in 2^16.
+            let segment = Draft { tcp: RST, payload: Vec::new(), ..Draft::new(TCP, from, at) }.bytes();
+            mouth.send_to(&segment[ETH..], &at.into())?;
+            until("closed")?;
+            assert_eq!(connection.ask()?.answer.name, "a", "{to}, after a RST from {from}");
+            until("open")?;
         }
     }
     Ok(())

@@ -6,7 +6,7 @@ use sheave_ebpf::{
     addr::Addr,
     conntrack::{
         FLAG_MASQUERADE, FLAG_REFUSED, Flow, HOOK_EGRESS, HOOK_INGRESS, Phase, ROLE_DIAL, ROLE_MASQUERADE, ROLE_REPLY,
-        Tuple, seen,
+        Tuple, is_over, seen,
     },
 };
 
@@ -33,7 +33,7 @@ const ORPHAN_TIMEOUT: u32 = 120;
 pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows) -> Vec<Tuple> {
     let idle = |flow: &Flow| now.saturating_sub(seen::time(flow.seen));
     let mut gone = Vec::new();
-    let is_over = match flow.role() {
+    let is_unwanted = match flow.role() {
         ROLE_DIAL => {
             let shortest = Phase::Opening.timeout(tuple.proto).min(Phase::Closed.timeout(tuple.proto));
             if idle(flow) <= shortest {
@@ -43,7 +43,8 @@ pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows) -> Ve
             let found = table.flow(&reply);
             // The replies may be another flow's by now: two CPUs opened both, or a full table lost ours.
             let is_ours = found.is_none_or(|found| reply.dial(&found) == *tuple);
-            if !is_over(idle, tuple.proto, flow, found.filter(|_| is_ours).as_ref()) {
+            let replies = found.filter(|_| is_ours).map_or(0, |found| found.seen);
+            if !is_over(tuple.proto, now, flow.seen, replies) {
                 return gone;
             }
             if is_ours {
@@ -62,18 +63,11 @@ pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows) -> Ve
         ROLE_MASQUERADE => table.flow(&tuple.reversed()).is_none(),
         _ => table.flow(&tuple.to(flow.to, flow.to_port).at(HOOK_EGRESS)).is_none(),
     };
-    if !is_over || table.flow(tuple) != Some(*flow) {
+    if !is_unwanted || table.flow(tuple) != Some(*flow) {
         return Vec::new();
     }
     gone.push(*tuple);
     gone
-}
-
-fn is_over(idle: impl Fn(&Flow) -> u32, protocol: u8, dial: &Flow, reply: Option<&Flow>) -> bool {
-    let replies = reply.map_or(0, |reply| seen::flags(reply.seen));
-    let phase = Phase::of(protocol, seen::flags(dial.seen), replies);
-    let idle = reply.map_or(u32::MAX, &idle).min(idle(dial));
-    idle > phase.timeout(protocol)
 }
 
 /// Which kinds of flows there are: what the programs' quick checks ask.

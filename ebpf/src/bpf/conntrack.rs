@@ -8,11 +8,14 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use sheave_ebpf::{
     addr::Addr,
     backend::RETIRED,
-    conntrack::{FLAG_MASQUERADE, FLAG_REFUSED, Flow, Phase, ROLE_DIAL, ROLE_REPLY, Tuple, seen},
+    conntrack::{self, FLAG_MASQUERADE, FLAG_REFUSED, Flow, Phase, ROLE_DIAL, ROLE_REPLY, Tuple, seen},
     counter::Counter,
     frontend::FrontendKey,
     meta, proto,
 };
+
+/// What a map says of `BPF_NOEXIST` where there is an entry.
+const EEXIST: i32 = -17;
 
 /// An entry, copied out, and where to write its `seen`.
 pub struct Entry {
@@ -34,7 +37,7 @@ impl Entry {
         let old = self.flow.seen;
         let now = select::now();
         let stream = if now.saturating_sub(self.flow.created) >= seen::STREAM_AGE { seen::STREAM } else { 0 };
-        let word = seen::word(seen::flags(old) | kinds(packet) | stream, now);
+        let word = seen::word(seen::after(seen::flags(old), kinds(packet) | stream), now);
         if word != old {
             // SAFETY: map values outlive this run. Should the element be another flow's by now, that flow is kept a
             // little longer, or opened anew a little sooner.
@@ -66,11 +69,11 @@ pub fn is_current(tuple: &Tuple, flow: &Flow, service: u32) -> bool {
     if retired || backend.service != service || backend.port != flow.to_port || !backend.addr.is(&flow.to) {
         return false;
     }
-    tuple.proto != proto::TCP || !is_over(tuple, flow)
+    tuple.proto != proto::TCP || !is_closing(tuple, flow)
 }
 
 #[inline(never)]
-fn is_over(tuple: &Tuple, flow: &Flow) -> bool {
+fn is_closing(tuple: &Tuple, flow: &Flow) -> bool {
     let reply = tuple.reply(flow);
     let replies = maps::flow(&reply).map_or(0, |entry| {
         // SAFETY: a live element; one aligned word.
@@ -102,23 +105,47 @@ impl Refused {
 #[inline(never)]
 pub fn open(packet: &Packet, flow: &Flow) -> Result<(), Refused> {
     let reply = packet.tuple.reply(flow);
-    if let Some(entry) = find(&reply)
-        && entry.flow.role() == ROLE_REPLY
-    {
-        let Flow { to, to_port, other_port, .. } = &entry.flow;
-        let Tuple { dst, dst_port, src_port, .. } = &packet.tuple;
-        let is_another_ones = !to.is(dst) || to_port != dst_port || other_port != src_port;
-        if is_another_ones && find(&reply.dial(&entry.flow)).is_some_and(|dial| is_answered(&dial.flow, &reply)) {
+    let how = match find(&reply) {
+        Some(Entry { flow: theirs, .. }) if !is_for(&theirs, packet) && stands(&reply, &theirs, flow.created) => {
             return Err(Refused::Clash);
         }
+        Some(_) => BPF_ANY,
+        None => BPF_NOEXIST,
+    };
+    match enter(packet, flow, &reply, how) {
+        // Another CPU was faster, with another flow or with the next packet of this one.
+        Err(Refused::Clash) if find(&reply).is_some_and(|entry| is_for(&entry.flow, packet)) => Ok(()),
+        made => made,
     }
-    enter(packet, flow, &reply, BPF_ANY)
 }
 
-/// Whether the packets of a dialled flow are answered by this reply: it may have been led elsewhere since.
+/// Whether replies are those to a packet that dials.
 #[inline(always)]
-fn is_answered(dial: &Flow, reply: &Tuple) -> bool {
-    dial.to.is(&reply.src) && dial.to_port == reply.src_port && dial.other_port == reply.dst_port
+fn is_for(replies: &Flow, packet: &Packet) -> bool {
+    let Tuple { dst, dst_port, src_port, .. } = &packet.tuple;
+    replies.to.is(dst) && replies.to_port == *dst_port && replies.other_port == *src_port
+}
+
+/// Whether a flow stands whose replies these are: its client may have been led elsewhere since. One that is over, though
+/// no agent was there to remove it, goes, so that it does not go on with another one's replies.
+#[inline(always)]
+fn stands(reply: &Tuple, replies: &Flow, now: u32) -> bool {
+    if replies.role() != ROLE_REPLY {
+        return false;
+    }
+    let dialled = reply.dial(replies);
+    let Some(Entry { flow: dial, .. }) = find(&dialled) else {
+        // Another CPU is about to enter it, unless a full table has lost it. What is refused has none.
+        return replies.flags & FLAG_REFUSED == 0 && now.saturating_sub(replies.created) <= 1;
+    };
+    if !dial.to.is(&reply.src) || dial.to_port != reply.src_port || dial.other_port != reply.dst_port {
+        return false;
+    }
+    let is_over = conntrack::is_over(reply.proto, now, dial.seen, replies.seen);
+    if is_over {
+        maps::remove_flow(&dialled);
+    }
+    !is_over
 }
 
 /// Ports tried before the client counts as having none left, to this backend.
@@ -136,9 +163,13 @@ pub fn open_from_another_port(packet: &Packet, flow: &mut Flow) -> Result<(), Re
     let ports = if is_privileged { (512, 512) } else { (1024, 64_512) };
     for _ in 0..TRIES {
         flow.other_port = nat::draw(ports);
-        if try_port(packet, flow) {
-            count::bump(Counter::PacketOtherPort);
-            return Ok(());
+        match try_port(packet, flow) {
+            Err(Refused::Clash) => {}
+            Err(Refused::Full) => return Err(Refused::Full),
+            Ok(()) => {
+                count::bump(Counter::PacketOtherPort);
+                return Ok(());
+            }
         }
     }
     Err(Refused::Clash)
@@ -147,15 +178,16 @@ pub fn open_from_another_port(packet: &Packet, flow: &mut Flow) -> Result<(), Re
 /// Enters the flow if its port is free for it: one that no other flow of the client to this backend has, and none that
 /// would make a reply look like a packet to a frontend or to a masqueraded client.
 #[inline(never)]
-fn try_port(packet: &Packet, flow: &Flow) -> bool {
+fn try_port(packet: &Packet, flow: &Flow) -> Result<(), Refused> {
     let Tuple { src, proto, .. } = packet.tuple;
     let frontend = FrontendKey { addr: src, port: flow.other_port, proto, zero: 0 };
-    !nat::is_ours(flow.other_port)
-        && maps::frontend(&frontend).is_none()
-        && enter(packet, flow, &packet.tuple.reply(flow), BPF_NOEXIST).is_ok()
+    if nat::is_ours(flow.other_port) || maps::frontend(&frontend).is_some() {
+        return Err(Refused::Clash);
+    }
+    enter(packet, flow, &packet.tuple.reply(flow), BPF_NOEXIST)
 }
 
-/// Replies first, so that none goes out untranslated.
+/// Replies first, so that none goes out untranslated. With `BPF_NOEXIST`, a clash is an entry that is there.
 #[inline(always)]
 fn enter(packet: &Packet, flow: &Flow, reply: &Tuple, how: u32) -> Result<(), Refused> {
     let back = Flow {
@@ -166,14 +198,14 @@ fn enter(packet: &Packet, flow: &Flow, reply: &Tuple, how: u32) -> Result<(), Re
         flags: flow.flags & !FLAG_MASQUERADE | ROLE_REPLY,
         ..*flow
     };
-    let made = maps::insert_flow(reply, &back, how);
+    match maps::insert_flow(reply, &back, how) {
+        Ok(()) => {}
+        Err(EEXIST) => return Err(Refused::Clash),
+        Err(_) => return Err(Refused::Full),
+    }
     // A refused flow has no entry of its own: its next packet asks again whether there is a backend.
-    let made = if flow.flags & FLAG_REFUSED == 0 {
-        made.and_then(|()| maps::insert_flow(&packet.tuple, flow, BPF_ANY))
-    } else {
-        made
-    };
-    if made.is_err() {
+    if flow.flags & FLAG_REFUSED == 0 && maps::insert_flow(&packet.tuple, flow, BPF_ANY).is_err() {
+        maps::remove_flow(reply);
         return Err(Refused::Full);
     }
     Ok(())

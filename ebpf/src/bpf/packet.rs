@@ -1,6 +1,9 @@
 //! The packet path. Ingress rewrites destinations: a frontend's into a backend's, a masqueraded client's back into the
 //! client's. Egress rewrites sources: a client's into this node's, a backend's back into the frontend's. Between them
-//! the kernel routes.
+//! the kernel routes. What cannot be served is refused at ingress.
+//!
+//! The other end keeps its port, but for a client two of whose flows would be the same packets behind ingress: there one of
+//! them has another source port, from ingress on and until its replies leave.
 use crate::{
     conntrack::{self, Entry, Refused},
     icmp, maps, nat, own, ping, refuse, route, select,
