@@ -7,12 +7,13 @@ use clap::{Parser, Subcommand, ValueEnum};
 use sheave_tests::bench::{self, Effort, Part};
 
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
     worker: Option<Worker>,
-    /// Measure only this
-    #[arg(long, value_enum)]
-    only: Vec<Measured>,
+    /// What to measure [default: everything]
+    #[arg(value_enum, value_name = "PART")]
+    parts: Vec<Measured>,
     /// A short run over small clusters, to see that it works; the numbers mean nothing
     #[arg(long)]
     quick: bool,
@@ -55,8 +56,8 @@ fn main() -> Result<()> {
     if let Some(Worker::Worker { cpu }) = cli.worker {
         return bench::worker::run(cpu);
     }
-    let only: Vec<Part> = cli.only.into_iter().map(Part::from).collect();
-    let parts = if only.is_empty() { &Part::ALL[..] } else { &only };
+    let named: Vec<Part> = cli.parts.into_iter().map(Part::from).collect();
+    let parts = if named.is_empty() { &Part::ALL[..] } else { &named };
     let report = bench::run(parts, if cli.quick { &Effort::QUICK } else { &Effort::FULL })?;
     let report = report.context("this host cannot run the bench; the line above says why")?;
     println!("{report}");
