@@ -37,6 +37,10 @@ use std::io::Write;
 /// Says that the running test is skipped, and why. The caller then returns. `cargo xtask test` counts these lines.
 pub fn skip(reason: &str) {
     let thread = std::thread::current();
-    // Not `println!`: libtest would swallow it, since the test passes as far as it knows.
-    let _ = writeln!(std::io::stdout(), "SKIPPED {}: {reason}", thread.name().unwrap_or("a test"));
+    say(&format!("SKIPPED {}: {reason}", thread.name().unwrap_or("a test")));
+}
+
+/// Prints a line also when the test passes: what `println!` says, libtest swallows then.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }

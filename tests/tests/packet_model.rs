@@ -22,7 +22,7 @@ use sheave_tests::{
         traffic::{Random, Traffic},
         world::{NODE, Net, TAKEN, World},
     },
-    skip,
+    say, skip,
 };
 
 /// Flows are forgotten after so many packets, so that the ports come back.
@@ -45,7 +45,7 @@ fn compare() -> Result<()> {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
     let seed = number("SHEAVE_SEED").unwrap_or_else(clock) | 1;
     let packets = number("SHEAVE_PACKETS").unwrap_or(30_000) as usize;
-    println!("SHEAVE_SEED={seed} SHEAVE_PACKETS={packets}");
+    say(&format!("SHEAVE_SEED={seed} SHEAVE_PACKETS={packets}"));
 
     let sockets = host()?;
     let mut traffic = Traffic { random: Random(seed), recent: Vec::new(), dialled: Vec::new() };
