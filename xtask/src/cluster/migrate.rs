@@ -174,7 +174,8 @@ impl Migration {
         let check = ["-n", "kube-system", "exec", "daemonset/sheave", "--", "sheave", "check", "-o", "json"];
         let said: Value = serde_json::from_str(&self.lab.said(&check)?).context("sheave check says no JSON")?;
         let found = said["items"].as_array().into_iter().flatten().find(|item| item["name"] == "kube-proxy");
-        ensure!(found.is_none(), "sheave check has found it: {}", found.unwrap_or_default());
+        let found = found.context("sheave check says nothing of kube-proxy")?;
+        ensure!(found["status"] == "ok", "sheave check has found it: {found}");
         Ok(())
     }
 
@@ -186,7 +187,15 @@ impl Migration {
     fn let_in(&self) -> Result<()> {
         let patch = r#"[{"op":"remove","path":"/spec/template/spec/nodeSelector/sheave.io~1kube-proxy"}]"#;
         self.lab.said(&["-n", "kube-system", "patch", "daemonset", "kube-proxy", "--type=json", "--patch", patch])?;
-        proxy::rolled_out(&self.lab, "kube-proxy")
+        proxy::rolled_out(&self.lab, "kube-proxy")?;
+        // It is ready before it has written a rule.
+        eventually("kube-proxy has written its rules", 60, || {
+            self.on_nodes("nft list ruleset", |said| {
+                let is_there = ["chain service-", "chain KUBE-SVC-"].iter().any(|chain| said.contains(chain));
+                ensure!(is_there, "no Service has a chain");
+                Ok(())
+            })
+        })
     }
 
     fn leave(&self) -> Result<()> {
