@@ -1,6 +1,6 @@
 //! Taking over from a real kube-proxy on a running node, and the way back.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use sheave_agent::{
@@ -8,7 +8,10 @@ use sheave_agent::{
         ipvs::Ipvs,
         netlink::{NESTED, attribute, string},
     },
-    lifecycle::check::{Finding, Grade},
+    lifecycle::{
+        check::{Finding, Grade},
+        takeover::MAY_HIDE,
+    },
     view::Items,
 };
 use sheave_tests::{
@@ -106,6 +109,58 @@ fn cleanup(node: &Node) -> Result<String> {
     let output = command.output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Where sheave has both ports and no process is seen, as in the chart's pods, nobody can tell: that is said, not guessed.
+#[test]
+fn it_is_said_where_a_running_kube_proxy_could_not_be_seen() -> Result<()> {
+    if Command::new("nft").arg("--version").output().is_err() {
+        skip("the program nft is missing (package nftables)");
+        return Ok(());
+    }
+    let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
+    let node1 = lab.n1();
+    let sheave = |wrapper: &[&str], words: &[&str]| -> Result<String> {
+        let sheave = program("sheave")?.display().to_string();
+        let line = [wrapper, &[sheave.as_str()], words].concat();
+        let output = node1.host.command(line[0])?.args(&line[1..]).args(agent.flags().split(' ')).output()?;
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    for (place, wrapper, is_said) in
+        [("on the host", &[][..], false), ("in a pod", &["unshare", "--pid", "--fork", "--mount-proc"], true)]
+    {
+        node1.host.run("nft", &["add table ip kube-proxy"])?;
+        for words in [&["check", "-o", "json"][..], &["cleanup", "--kube-proxy"]] {
+            let said = sheave(wrapper, words)?;
+            ensure!(said.contains("table ip kube-proxy of nf_tables"), "{place}, {words:?}: {said}");
+            ensure!(said.contains(MAY_HIDE) == is_said, "{place}, {words:?}: {said}");
+        }
+        let said = sheave(wrapper, &["cleanup", "--kube-proxy"])?;
+        ensure!(said == "nothing to clean up\n", "{place}, nothing is left: {said}");
+    }
+    Ok(())
+}
+
+/// Legacy iptables is in use and its program is missing, as in the image: the answer is not "nothing".
+#[test]
+fn what_could_not_be_looked_at_is_not_called_clean() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node1 = lab.n1();
+    if node1.host.run("iptables-legacy", &["-t", "nat", "-N", "KUBE-SERVICES"]).is_err() {
+        skip("legacy iptables is missing (package iptables), or the kernel's part of it");
+        return Ok(());
+    }
+    let paths = node1.paths();
+    for arguments in [&["cleanup", "--kube-proxy"][..], &["cleanup", "--kube-proxy", "--dry-run"]] {
+        let mut command = node1.host.command(program("sheave")?)?;
+        command.args(arguments).arg("--run-dir").arg(&paths.run).arg("--bpffs").arg(&paths.bpffs);
+        let output = command.env("PATH", "/nonexistent").output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.code() == Some(1), "{arguments:?}: {output:?}");
+        ensure!(said.starts_with("legacy iptables is in use and iptables-legacy-save is not here"), "{said}");
+    }
+    ensure!(cleanup(node1)?.contains("removed 1 chains of legacy table nat"));
+    Ok(())
 }
 
 /// IPVS leaves no owner on its virtual servers: they go with kube-proxy's device, and stay without it.

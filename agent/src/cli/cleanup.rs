@@ -9,10 +9,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::{block_on, host::HostArgs};
 use crate::{
     datapath,
-    exit::{self, Refused},
+    exit::{self, Refused, Unwell},
     lifecycle::{
         lock,
-        takeover::{Leftovers, running},
+        takeover::{Leftovers, MAY_HIDE, running},
     },
     options::HostPaths,
 };
@@ -79,8 +79,18 @@ impl CleanupArgs {
         if !self.dry_run {
             leftovers.remove()?;
         }
-        self.tell(&leftovers.lines())?;
-        exit::print(leftovers.remarks().iter().map(|remark| format!("{remark}\n")).collect::<String>())
+        let (lines, mut remarks) = (leftovers.lines(), leftovers.remarks());
+        if !lines.is_empty() || leftovers.is_complete() {
+            self.tell(&lines)?;
+        }
+        if !self.dry_run && !lines.is_empty() && running::may_hide() {
+            remarks.push(format!("kube-proxy: {MAY_HIDE}; if it does, it puts everything back"));
+        }
+        exit::print(remarks.iter().map(|remark| format!("{remark}\n")).collect::<String>())?;
+        if !leftovers.is_complete() {
+            bail!(Unwell);
+        }
+        Ok(())
     }
 
     fn tell(&self, removed: &[String]) -> anyhow::Result<()> {

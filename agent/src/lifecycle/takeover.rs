@@ -38,6 +38,10 @@ const SHARED_TABLES: [&str; 3] = ["filter", "mangle", "nat"];
 /// Holds the addresses of Services in ipvs mode.
 const IPVS_DEVICE: &str = "kube-ipvs0";
 
+/// Said where rules are left and [`running::may_hide`].
+pub const MAY_HIDE: &str = "whether it still runs cannot be told from here: both of its ports are taken, and a pod sees \
+                            no process of the host";
+
 /// What kube-proxy left.
 #[derive(Debug, Default)]
 pub struct Leftovers {
@@ -143,6 +147,12 @@ impl Leftovers {
         remarks
     }
 
+    /// Whether everything could be looked at; [`Self::remarks`] say what could not.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.unknown.is_empty()
+    }
+
     /// Removes everything; each table in one step.
     ///
     /// # Errors
@@ -243,6 +253,7 @@ pub fn finding(paths: &HostPaths) -> Finding {
                 Finding { name: NAME.to_owned(), status: Grade::Ok, found: "not a trace".to_owned(), advice: None }
             }
             (lines, remarks) if lines.is_empty() => warn("no more than this".to_owned(), &remarks.join("; ")),
+            (lines, _) if running::may_hide() => warn(format!("left {}; {MAY_HIDE}", lines.join(", ")), ADVICE),
             (lines, _) => warn(format!("left {}", lines.join(", ")), ADVICE),
         },
     }

@@ -72,6 +72,20 @@ pub fn find() -> Option<Running> {
     })
 }
 
+/// Whether one could run that [`find`] misses: somebody else, sheave after taking over, has both of its ports, where it
+/// would answer, and its process cannot be seen.
+#[must_use]
+pub fn may_hide() -> bool {
+    let taken: BTreeSet<_> = sockets::listening().unwrap_or_default().iter().map(SocketAddr::port).collect();
+    is_alone() && PORTS.iter().all(|port| taken.contains(port))
+}
+
+/// Whether the first process to be seen is one of ours: so it is in a pod without `hostPID`, as the chart's are.
+fn is_alone() -> bool {
+    let name = |process: &str| fs::read_to_string(format!("/proc/{process}/comm")).ok();
+    name("1").is_some_and(|first| name("self") == Some(first))
+}
+
 /// Loopback, and wherever else its ports are listened on in this network namespace.
 fn addresses() -> BTreeSet<SocketAddr> {
     let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
