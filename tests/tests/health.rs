@@ -1,6 +1,6 @@
 //! What load balancers, kubelets and scrapers ask a node.
 
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::{fs, os::unix::fs::PermissionsExt as _, process::Command, time::Duration};
 
 use anyhow::{Result, ensure};
 use sheave_agent::observe::health::NOT_READY;
@@ -13,6 +13,7 @@ use sheave_tests::{
     lab::Lab,
     objects::{self, Object as _, Slice, Svc},
     place::{Place, program},
+    skip,
     wait::{SOON, eventually},
 };
 
@@ -275,4 +276,42 @@ fn a_load_balancer_learns_where_the_endpoints_are() -> Result<()> {
         ensure!(get(&lab.outside, "192.0.2.11:32000", "/").is_err());
         Ok(())
     })
+}
+
+/// FLOW-13: sheave makes no rule of its own. A node whose firewall drops has to let the port in, and that is all it takes.
+#[test]
+fn flow_13_a_firewall_has_to_let_the_health_check_port_in() -> Result<()> {
+    if Command::new("nft").arg("--version").output().is_err() {
+        skip("the program nft is missing (package nftables)");
+        return Ok(());
+    }
+    let Some((lab, _agent)) = Lab::with_agent()? else { return Ok(()) };
+    let host = &lab.n1().host;
+    let chain = "add chain inet fw in { type filter hook input priority 0; policy drop; }";
+    let needed = "add rule inet fw in meta l4proto { icmp, ipv6-icmp } accept; add rule inet fw in iif lo accept";
+    host.run("nft", &[&format!("add table inet fw; {chain}; {needed}")])?;
+    let service = Svc::new("hc").ip("10.96.0.71").port("http", 80, "TCP").ingress("203.0.113.71", "VIP");
+    let service = service.set("externalTrafficPolicy", "Local".into()).set("healthCheckNodePort", 32_000.into());
+    lab.apply(&[&service, &Slice::new("hc-1", "hc").port("http", 8080, "TCP").ready("10.244.1.10", "n1")])?;
+    let asked = |place: &Place, code: u16| {
+        eventually("the port answers", SOON, || {
+            let reply = get(place, "192.0.2.11:32000", "/")?;
+            ensure!(reply.code == code, "{reply:?}");
+            Ok(())
+        })
+    };
+    asked(host, 200)?;
+    let mut outside = lab.outside.client()?;
+    outside.patience = Duration::from_secs(1);
+    assert_eq!(outside.outcome(Way::Tcp, "192.0.2.11:32000")?, "TIMEOUT", "the firewall drops it");
+    host.run("nft", &["add rule inet fw in tcp dport 32000 accept"])?;
+    let rules = host.run("nft", &["list", "ruleset"])?;
+    asked(&lab.outside, 200)?;
+    lab.delete(&[&service])?;
+    eventually("the port is closed", SOON, || {
+        ensure!(get(&lab.outside, "192.0.2.11:32000", "/").is_err());
+        Ok(())
+    })?;
+    ensure!(host.run("nft", &["list", "ruleset"])? == rules, "no rule comes or goes with the Service");
+    Ok(())
 }

@@ -86,6 +86,63 @@ fn flow_1_pods_are_served_packet_by_packet() -> Result<()> {
     Ok(())
 }
 
+/// FLOW-8, packet by packet: the policy binds whoever comes to the ClusterIP, and without a slice all are refused.
+#[test]
+fn flow_8_the_internal_policy_binds_packets_too() -> Result<()> {
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
+    for prefix in ["10.96.0.0/16", "2001:db8:96::/64"] {
+        lab.route(prefix, lab.n1())?;
+    }
+    let (a, b, c, client) = (lab.n1().pod(10)?, lab.n1().pod(11)?, lab.n2().pod(20)?, lab.n1().pod(30)?);
+    let ports = ["8080/TCP", "8080/UDP"];
+    let _servers = [a.place.echo("a", &ports)?, b.place.echo("b", &ports)?, c.place.echo("c", &ports)?];
+    let rows = [
+        ("Cluster", 51, &[(&a, "n1"), (&c, "n2")][..], &["a", "c"][..]),
+        ("Local, one is here", 52, &[(&a, "n1"), (&c, "n2")], &["a"]),
+        ("Local, two are here", 53, &[(&a, "n1"), (&b, "n1"), (&c, "n2")], &["a", "b"]),
+        ("Local, none is here", 54, &[(&c, "n2")], &[]),
+    ];
+    let name = |number: u8| format!("svc{number}");
+    for (row, number, backends, _) in &rows {
+        let internal = row.split(',').next().unwrap_or_default();
+        service(&lab, &name(*number), *number, backends, (internal, "Cluster"))?;
+    }
+    let agent = lab.n1().agent_with(&["--host-sockets-only", "--pod-packets"])?;
+    let (mut pod, mut outside) = (client.place.client()?, lab.outside.client()?);
+    (pod.patience, outside.patience) = (Duration::from_secs(1), Duration::from_secs(1));
+    let both = [
+        ("a pod", &pod, ["10.244.1.30"; 2], ["2001:db8:1::30"; 2]),
+        ("outside", &outside, [N1, N1_UPLINK], [N1_6, N1_6_UPLINK]),
+    ];
+    let addresses = |number: u8| [format!("10.96.0.{number}:80"), format!("[2001:db8:96::{number}]:80")];
+    for (from, client, v4, v6) in &both {
+        for (way, (row, number, _, answer)) in WAYS.into_iter().flat_map(|way| rows.iter().map(move |row| (way, row))) {
+            for (to, [near, far]) in addresses(*number).iter().zip([v4, v6]) {
+                let what = format!("FLOW-8 {row}: {from}, {way:?} {to}");
+                if answer.is_empty() {
+                    assert_eq!(client.outcome(way, to)?, "TIMEOUT", "{what}");
+                    continue;
+                }
+                let answer: Vec<_> =
+                    answer.iter().map(|name| (*name, if *name == "c" { *far } else { *near })).collect();
+                reaches(client, way, to, &answer).context(what)?;
+            }
+        }
+    }
+    for (_, number, ..) in &rows {
+        service(&lab, &name(*number), *number, &[], ("Local", "Cluster"))?; // slices without endpoints
+    }
+    lab.settle(&agent)?;
+    for (from, client, ..) in &both {
+        for (way, (_, number, ..)) in WAYS.into_iter().flat_map(|way| rows.iter().map(move |row| (way, row))) {
+            for to in addresses(*number) {
+                assert_eq!(client.refusal(way, &to)?, "ECONNREFUSED", "FLOW-8, no endpoint: {from}, {way:?} {to}");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// FLOW-3: each port of a ClusterIP leads to its own, by number and protocol; others are refused, and addresses of nobody
 /// are silent. A pod is seen, a client outside is not.
 #[test]
