@@ -276,6 +276,15 @@ impl Phase {
     }
 }
 
+/// Whether a SYN opens a TCP flow anew, given the `seen` flags of the client's packets and of the replies (F51): the backend
+/// has given up, or both sides are done. The client's word alone is not enough. Two forged packets would lead a connection
+/// that lives to another backend; and a client that has given up is answered by its old one just as well.
+#[inline(always)]
+#[must_use]
+pub const fn is_done(dial: u32, reply: u32) -> bool {
+    reply & seen::RST != 0 || dial & reply & seen::FIN != 0
+}
+
 /// Whether a flow is to be forgotten at `now`, in boot-time seconds, given the `seen` words of the client's packets and of
 /// the replies; 0 = there is no such entry.
 #[inline(always)]
@@ -313,6 +322,21 @@ mod tests {
         for (name, protocol, dial, reply, phase, timeout) in cases {
             assert_eq!(Phase::of(protocol, dial, reply), phase, "{name}");
             assert_eq!(phase.timeout(protocol), timeout, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_syn_opens_a_flow_anew_when_the_backend_says_so() {
+        let cases = [
+            ("it is open", A, A, false),
+            ("the client is done", A | seen::FIN, A, false),
+            ("the client has given up", A | seen::RST, A, false),
+            ("the backend is done", A, A | seen::FIN, false),
+            ("both are done", A | seen::FIN, A | seen::FIN, true),
+            ("the backend has refused or given up", A, A | seen::RST, true),
+        ];
+        for (name, dial, reply, expected) in cases {
+            assert_eq!(is_done(dial, reply), expected, "{name}");
         }
     }
 

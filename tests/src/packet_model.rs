@@ -202,14 +202,15 @@ impl Model {
         came.untouched(Why::Foreign)
     }
 
-    /// Whether what may open a flow goes on with one: its backend still serves, and TCP is not closing (F51).
+    /// Whether what may open a flow goes on with one: its backend still serves, and of TCP
+    /// neither both sides are done nor the backend has given up (F51).
     fn is_current(&self, p: &Shape, dial: &Dial, service: usize) -> bool {
         let mut endpoints = self.world.services[service].endpoints.iter();
         let serves = endpoints.any(|endpoint| endpoint.at == dial.backend && endpoint.serves);
         let client = SocketAddr::new(p.src.ip(), dial.port);
         let replies = self.replies.get(&(p.proto, dial.backend, client)).map_or(0, |reply| reply.seen);
-        let is_closing = p.proto == TCP && (dial.seen | replies) & (FIN | RST) != 0;
-        dial.service == service && serves && !is_closing
+        let is_done = p.proto == TCP && (replies & RST != 0 || dial.seen & replies & FIN != 0);
+        dial.service == service && serves && !is_done
     }
 
     /// A new flow: the backend that the client is bound to, else any.

@@ -9,7 +9,7 @@ use sheave_tests::{
     lab::Lab,
     node::Server,
     objects::{Slice, Svc},
-    packet::{ACK, Draft, ETH, RST, TCP},
+    packet::{ACK, Draft, ETH, FIN, RST, SYN, TCP},
     pair::{N1, N1_6, N1_6_UPLINK, N1_UPLINK, OUTSIDE, Pair, WAYS, reaches},
     place::Place,
     wait::{SOON, eventually},
@@ -363,6 +363,30 @@ fn a_reset_that_nobody_heeds_ends_no_flow() -> Result<()> {
             until("closed")?;
             assert_eq!(connection.ask()?.answer.name, "a", "{to}, after a RST from {from}");
             until("open")?;
+        }
+    }
+    Ok(())
+}
+
+/// Whoever knows a connection's two ends cannot lead it elsewhere: a forged end and a forged SYN are not enough (F51).
+#[test]
+fn forged_segments_lead_no_connection_elsewhere() -> Result<()> {
+    let Some(pair) = Pair::new()? else { return Ok(()) };
+    pair.service("web", 41, &[&pair.a, &pair.b], |s| s)?;
+    let _agent = pair.lab.n1().agent()?;
+    let outside = pair.lab.outside.client()?;
+    let to: SocketAddr = "192.0.2.11:30041".parse()?;
+    let raw = || Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)));
+    let mouth = pair.lab.outside.enter(raw)??;
+    for (what, end) in [("RST", RST), ("FIN", FIN | ACK)] {
+        let connection = outside.connect(Way::Tcp, &to.to_string())?;
+        let (client, name) = (connection.local()?, connection.ask()?.answer.name);
+        for turn in 0..8 {
+            for tcp in [end, SYN] {
+                let segment = Draft { tcp, payload: Vec::new(), ..Draft::new(TCP, client, to) }.bytes();
+                mouth.send_to(&segment[ETH..], &to.into())?;
+            }
+            assert_eq!(connection.ask()?.answer.name, name, "{what} and SYN, {turn}");
         }
     }
     Ok(())

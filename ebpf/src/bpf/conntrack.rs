@@ -8,7 +8,7 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use sheave_ebpf::{
     addr::Addr,
     backend::RETIRED,
-    conntrack::{self, FLAG_MASQUERADE, FLAG_REFUSED, Flow, Phase, ROLE_DIAL, ROLE_REPLY, Tuple, seen},
+    conntrack::{self, FLAG_MASQUERADE, FLAG_REFUSED, Flow, ROLE_DIAL, ROLE_REPLY, Tuple, seen},
     counter::Counter,
     frontend::FrontendKey,
     meta, proto,
@@ -69,17 +69,17 @@ pub fn is_current(tuple: &Tuple, flow: &Flow, service: u32) -> bool {
     if retired || backend.service != service || backend.port != flow.to_port || !backend.addr.is(&flow.to) {
         return false;
     }
-    tuple.proto != proto::TCP || !is_closing(tuple, flow)
+    tuple.proto != proto::TCP || !is_done(tuple, flow)
 }
 
 #[inline(never)]
-fn is_closing(tuple: &Tuple, flow: &Flow) -> bool {
+fn is_done(tuple: &Tuple, flow: &Flow) -> bool {
     let reply = tuple.reply(flow);
     let replies = maps::flow(&reply).map_or(0, |entry| {
         // SAFETY: a live element; one aligned word.
         unsafe { (&raw const (*entry).seen).read_volatile() }
     });
-    Phase::of(tuple.proto, seen::flags(flow.seen), seen::flags(replies)) >= Phase::Closing
+    conntrack::is_done(seen::flags(flow.seen), seen::flags(replies))
 }
 
 /// Why a flow was not made.
