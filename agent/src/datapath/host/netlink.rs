@@ -3,12 +3,15 @@
 
 use std::io;
 
+use nix::sys::socket::{setsockopt, sockopt::SndBufForce};
 use rtnetlink::sys::{Socket, SocketAddr};
 
 /// `struct nlmsghdr`.
 const HEADER: usize = 16;
 /// `struct nfgenmsg` or `struct genlmsghdr`.
 const OWN_HEADER: usize = 4;
+/// What may be sent at once without asking for more: the usual buffer, of which the kernel takes a little, is larger.
+const ROOM: usize = 1 << 16;
 /// Attribute types have two flags on top.
 const TYPE_MASK: u16 = 0x3fff;
 /// One of them: the value is a list of attributes.
@@ -75,29 +78,34 @@ impl Netlink {
         }
     }
 
-    /// Sends steps in one go, between messages that are not acknowledged, and waits until each is.
+    /// Sends steps in one go, between messages that go with them, and waits until they are done. Only the last step is
+    /// acknowledged: thousands of answers, which the kernel gives at once, would not fit into the socket.
     ///
     /// # Errors
     /// What the kernel says about the first step that it refuses.
     pub fn change(&self, before: &[Message], steps: &[Message], after: &[Message]) -> io::Result<()> {
+        let Some((last, steps)) = steps.split_last() else { return Ok(()) };
         let plain = |list: &[Message]| list.iter().flat_map(|message| bytes(message, 0)).collect::<Vec<_>>();
-        let asked: Vec<u8> = steps.iter().flat_map(|message| bytes(message, libc::NLM_F_ACK)).collect();
-        self.send(&[plain(before), asked, plain(after)].concat())?;
-        let mut acknowledged = 0;
-        while acknowledged < steps.len() {
-            let (data, _) = self.socket.recv_from_full()?;
-            for (kind, body) in messages(&data) {
-                match errno(kind, body) {
-                    Some(0) => acknowledged += 1,
-                    Some(errno) => return Err(io::Error::from_raw_os_error(errno)),
-                    None => {}
-                }
+        self.send(&[plain(before), plain(steps), bytes(last, libc::NLM_F_ACK), plain(after)].concat())?;
+        loop {
+            let data = match self.socket.recv_from_full() {
+                Ok((data, _)) => data,
+                // Refusals come without being asked for; there were more than fit, and the first waits to be read.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => continue,
+                Err(error) => return Err(error),
+            };
+            match messages(&data).find_map(|(kind, body)| errno(kind, body)) {
+                Some(0) => return Ok(()),
+                Some(errno) => return Err(io::Error::from_raw_os_error(errno)),
+                None => {}
             }
         }
-        Ok(())
     }
 
     fn send(&self, data: &[u8]) -> io::Result<()> {
+        if data.len() > ROOM {
+            setsockopt(&self.socket, SndBufForce, &data.len())?;
+        }
         self.socket.send(data, 0).map(drop)
     }
 }
