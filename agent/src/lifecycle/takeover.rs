@@ -21,7 +21,7 @@ use crate::{
     datapath::{
         self,
         host::{
-            ipvs::Ipvs,
+            ipvs::{self, Ipvs},
             netfilter::{self, Entry, Netfilter, Step},
         },
     },
@@ -35,8 +35,6 @@ use rules::{Removal, Rule, Table, judge};
 const OWN_TABLE: &str = "kube-proxy";
 /// The tables of `iptables-nft` that it has chains in.
 const SHARED_TABLES: [&str; 3] = ["filter", "mangle", "nat"];
-/// Holds the addresses of Services in ipvs mode.
-const IPVS_DEVICE: &str = "kube-ipvs0";
 
 /// Said where rules are left and [`running::may_hide`].
 pub const MAY_HIDE: &str = "whether it still runs cannot be told from here: both of its ports are taken, and a pod sees \
@@ -73,7 +71,7 @@ impl Leftovers {
     pub fn find(paths: &HostPaths) -> Result<Self> {
         let netfilter = Netfilter::open().context("cannot open netfilter's netlink socket")?;
         let mut found = Self::default();
-        if datapath::remove_device(IPVS_DEVICE, true)? {
+        if datapath::remove_device(ipvs::DEVICE, true)? {
             let ipvs = Ipvs::open().context("cannot ask for IPVS")?;
             let servers = ipvs.map(|ipvs| ipvs.virtual_servers()).transpose();
             found.ipvs = Some(servers.context("cannot list IPVS's virtual servers")?.unwrap_or_default());
@@ -124,7 +122,7 @@ impl Leftovers {
         });
         let ipvs = self.ipvs.iter().flat_map(|servers| {
             let servers = (*servers > 0).then(|| format!("every virtual server of IPVS ({servers})"));
-            std::iter::once(format!("device {IPVS_DEVICE}")).chain(servers)
+            std::iter::once(format!("device {}", ipvs::DEVICE)).chain(servers)
         });
         let stale = (!self.stale.is_empty())
             .then(|| format!("{} conntrack entries of UDP flows to backends that serve no more", self.stale.len()));
@@ -183,7 +181,7 @@ impl Leftovers {
             {
                 ipvs.flush().context("cannot remove IPVS's virtual servers")?;
             }
-            datapath::remove_device(IPVS_DEVICE, false)?;
+            datapath::remove_device(ipvs::DEVICE, false)?;
         }
         for entry in &self.stale {
             netfilter.delete(entry).context("cannot delete a conntrack entry")?;

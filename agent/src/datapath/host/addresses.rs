@@ -8,7 +8,14 @@ use rtnetlink::{
 };
 use tokio::sync::watch;
 
-/// Follows the addresses of all devices in the calling thread's network namespace. The receiver holds the first answer
+use crate::datapath::host::{discard, ipvs};
+
+/// Devices that lead nowhere. The addresses on them are not this node's, though the kernel says that they are local: all
+/// ClusterIPs of a cluster whose kube-proxy ran in ipvs mode.
+pub const LEAD_NOWHERE: [&str; 2] = [ipvs::DEVICE, discard::DEVICE];
+
+/// Follows the addresses of this node in the calling thread's network namespace: those of all devices but the ones that
+/// [lead nowhere](LEAD_NOWHERE). The receiver holds the first answer
 /// when this returns.
 ///
 /// # Errors
@@ -44,9 +51,16 @@ pub(in crate::datapath) fn tell_if_new<T: PartialEq>(tell: &watch::Sender<T>, va
 }
 
 async fn list(handle: &Handle) -> Result<Vec<IpAddr>, rtnetlink::Error> {
+    let mut nowhere = Vec::new();
+    for name in LEAD_NOWHERE {
+        nowhere.extend(discard::find(handle, name).await.map(|link| link.header.index));
+    }
     let mut answers = handle.address().get().execute();
     let mut found = Vec::new();
     while let Some(message) = answers.try_next().await? {
+        if nowhere.contains(&message.header.index) {
+            continue;
+        }
         // On point-to-point links IFA_ADDRESS is the other end; IFA_LOCAL is ours where it is given.
         let local = message.attributes.iter().find_map(|a| match a {
             AddressAttribute::Local(ip) => Some(*ip),

@@ -15,7 +15,7 @@ use rtnetlink::{
 };
 use tokio::sync::watch;
 
-use crate::datapath::host::{addresses::tell_if_new, discard};
+use crate::datapath::host::addresses::{LEAD_NOWHERE, tell_if_new};
 
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,15 +28,15 @@ pub struct Device {
     pub nature: Nature,
     /// A default route leads through it.
     pub has_default_route: bool,
-    /// Its addresses of global scope: deprecated ones last, else the oldest first.
+    /// Its addresses of global scope, none of one that leads nowhere: deprecated ones last, else the oldest first.
     pub addresses: Vec<IpAddr>,
 }
 
 /// What a device is, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nature {
-    /// Loopback, our own, of a link layer that we cannot read, or a port of a bridge or bond: what it carries passes
-    /// another device too, or nobody.
+    /// Loopback, a device that leads nowhere, of a link layer that we cannot read, or a port of a bridge or bond: what
+    /// it carries passes another device too, or nobody.
     None,
     /// Without a link layer: a tunnel of IP packets, to other nodes' workloads most of the time.
     Tunnel,
@@ -148,7 +148,7 @@ async fn list(handle: &Handle) -> Result<Vec<Device>, rtnetlink::Error> {
         }
     }
     for (index, addresses) in found {
-        if let Some(device) = devices.get_mut(&index) {
+        if let Some(device) = devices.get_mut(&index).filter(|device| !leads_nowhere(&device.name)) {
             device.addresses = by_merit(addresses);
         }
     }
@@ -178,6 +178,10 @@ fn by_merit(listed: Vec<(IpAddr, bool)>) -> Vec<IpAddr> {
     addresses.extend(v6.into_iter().rev());
     addresses.sort_by_key(|(_, is_deprecated)| *is_deprecated);
     addresses.into_iter().map(|(ip, _)| ip).collect()
+}
+
+fn leads_nowhere(name: &str) -> bool {
+    LEAD_NOWHERE.contains(&name)
 }
 
 fn leaving_through(route: &RouteMessage) -> Vec<u32> {
@@ -210,7 +214,7 @@ fn device(link: &LinkMessage) -> Device {
             _ => {}
         }
     }
-    let nature = if link.header.flags.contains(LinkFlags::Loopback) || name == discard::DEVICE {
+    let nature = if link.header.flags.contains(LinkFlags::Loopback) || leads_nowhere(&name) {
         Nature::None
     } else {
         nature(kind, port, link.header.link_layer_type)

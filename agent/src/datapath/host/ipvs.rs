@@ -16,6 +16,9 @@ const FAMILY_NAME: u16 = 2;
 const GET_SERVICE: u8 = 4;
 const FLUSH: u8 = 17;
 
+/// What kube-proxy keeps the addresses of Services on in ipvs mode.
+pub const DEVICE: &str = "kube-ipvs0";
+
 /// The virtual servers of this thread's network namespace.
 pub struct Ipvs {
     netlink: Netlink,

@@ -3,7 +3,7 @@
 use tokio::time::sleep;
 
 use crate::datapath::{
-    host::discard,
+    host::discard::{self, Found},
     programs::{attach::Attached, link::Pinned},
 };
 use crate::lifecycle::upkeep::{PERIOD, Part, Upkeep};
@@ -15,7 +15,7 @@ pub struct Keep {
     pub maps: Vec<Pinned>,
     /// The programs of the cgroup.
     pub programs: Attached,
-    /// The device was there when the agent began.
+    /// The discard device was there when the agent began.
     pub has_discard: bool,
 }
 
@@ -28,7 +28,8 @@ pub async fn follow(mut keep: Keep, upkeep: Upkeep) {
             upkeep.note(Part::Pin, map.path().display(), map.mend());
         }
         if keep.has_discard {
-            upkeep.note(Part::Discard, discard::DEVICE, discard::mend().await);
+            let was_lost = discard::ensure().await.map(|found| found != Found::Whole);
+            upkeep.note(Part::Discard, discard::DEVICE, was_lost);
         }
         upkeep.report();
     }

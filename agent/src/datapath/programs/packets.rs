@@ -298,11 +298,12 @@ impl Packets {
 
     fn write_addresses(&mut self, devices: &[Device]) -> Result<()> {
         let own = devices.iter().flat_map(|device| &device.addresses);
-        sync(&mut self.addresses, maps::NODE_ADDRESSES, &own.map(|ip| (Addr::from(*ip), ADDRESS_OWN)).collect())?;
+        let own = own.map(|ip| (Addr::from(*ip), ADDRESS_OWN)).collect();
+        let addresses = sync(&mut self.addresses, maps::NODE_ADDRESSES, &own);
         let flags = |device: &Device| if self.options.detection.is_of_pods(&device.name) { DEVICE_OF_PODS } else { 0 };
         let lent = |device| Lent { flags: flags(device), ..lent(device, devices) };
         let lent = devices.iter().map(|device| (device.index, lent(device))).collect();
-        sync(&mut self.lent, maps::DEVICES, &lent)
+        addresses.and(sync(&mut self.lent, maps::DEVICES, &lent)) // eager: one map that is full spoils only itself
     }
 }
 
@@ -379,21 +380,21 @@ fn lent(device: &Device, devices: &[Device]) -> Lent {
     Lent { v4: first(IpAddr::is_ipv4), v6: first(IpAddr::is_ipv6), flags: 0, zero: 0 }
 }
 
-/// Makes a map hold exactly `wanted`; writes what differs.
+/// Makes a map hold exactly `wanted`; writes what differs, last what takes room.
 fn sync<K: Pod + Ord, V: Pod + PartialEq>(
     map: &mut HashMap<MapData, K, V>,
     name: &'static str,
     wanted: &BTreeMap<K, V>,
 ) -> Result<()> {
     let full = |e| failed(e, name, 4096, None);
+    let present: Vec<K> = map.keys().filter_map(std::result::Result::ok).collect();
+    for key in present.iter().filter(|key| !wanted.contains_key(key)) {
+        removed(map.remove(key), name)?;
+    }
     for (key, value) in wanted {
         if map.get(key, 0).ok().as_ref() != Some(value) {
             map.insert(key, value, 0).map_err(full)?;
         }
-    }
-    let present: Vec<K> = map.keys().filter_map(std::result::Result::ok).collect();
-    for key in present.iter().filter(|key| !wanted.contains_key(key)) {
-        removed(map.remove(key), name)?;
     }
     Ok(())
 }
