@@ -27,6 +27,7 @@ use crate::{
     event_loop::EventLoop,
     exit::Refused,
     lifecycle::{
+        descriptors,
         hooks::{HookOptions, Hooks},
         panics,
         preflight::{Ready, preflight},
@@ -51,6 +52,9 @@ use crate::{
 /// # Errors
 /// [`Refused`] when this host cannot run the agent; else what broke.
 pub fn run(options: AgentOptions) -> anyhow::Result<()> {
+    if let Err(error) = descriptors::raise_limit() {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
     let host = preflight(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     runtime.block_on(serve(options, host))
@@ -68,7 +72,7 @@ async fn serve(options: AgentOptions, host: Ready) -> anyhow::Result<()> {
     let running = match start(&options, &cgroup_root, traces, silence.is_ok(), warnings).await {
         Ok(running) => running,
         Err(error) => {
-            if silence.is_ok_and(|made| made) {
+            if silence.is_ok_and(|found| found == discard::Found::Missing) {
                 let _ = discard::remove(discard::DEVICE, false).await; // the refusal is what matters
             }
             return Err(Refused::because(&error).into());

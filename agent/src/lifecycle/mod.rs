@@ -1,6 +1,7 @@
 //! An agent on a host: whether it may start, what it attaches and keeps attached, what it gives up, what was there before.
 
 pub mod check;
+pub mod descriptors;
 pub mod hooks;
 pub mod lock;
 pub mod panics;

@@ -31,23 +31,30 @@ pub fn cookie() -> io::Result<u64> {
 }
 
 /// Every network namespace that a process lives in or that has a name below `/run/netns`, each once. In a container,
-/// which sees no processes but its own, the names are what there is: container runtimes keep one for every pod. What
-/// cannot be read is left out: processes end while we look.
-#[must_use]
-pub fn all() -> Vec<File> {
+/// which sees no processes but its own, the names are what there is: container runtimes keep one for every pod. Opened
+/// one at a time: there may be more than a process may have files. Processes that end while we look are left out.
+pub fn all() -> impl Iterator<Item = io::Result<File>> {
     let mut seen = BTreeSet::new();
     let named = entries("/run/netns").chain(entries("/var/run/netns"));
     let lived_in = entries("/proc")
         .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.parse::<u32>().is_ok()))
         .map(|path| path.join("ns/net"));
-    named
-        .chain(lived_in)
-        .filter_map(|path| {
-            // The link's target is cheap to tell apart; the file is opened only for a new one.
-            let meta = fs::metadata(&path).ok()?;
-            seen.insert((meta.dev(), meta.ino())).then(|| File::open(path).ok())?
-        })
-        .collect()
+    named.chain(lived_in).filter_map(move |path| {
+        // The link's target is cheap to tell apart; the file is opened only for a new one.
+        let meta = fs::metadata(&path).ok()?;
+        let id = (meta.dev(), meta.ino());
+        if seen.contains(&id) {
+            return None;
+        }
+        let opened = File::open(path);
+        // Of a process that ended after we looked; others may live there.
+        let is_gone = |e: &io::Error| matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
+        if opened.as_ref().is_err_and(is_gone) {
+            return None;
+        }
+        seen.insert(id);
+        Some(opened)
+    })
 }
 
 /// Which namespace an open file is.

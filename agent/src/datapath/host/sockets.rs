@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
     io,
     net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
@@ -102,19 +103,22 @@ impl Closer {
             false => netns::of_cgroup(&self.cgroup_root),
         };
         for namespace in netns::all() {
-            let is_ours = ours.as_ref().is_none_or(|ours| netns::id(&namespace).is_some_and(|id| ours.contains(&id)));
             let (peers, wanted) = (&self.peers, &wanted);
-            let result = netns::within(&namespace, || {
-                let peer = |key: &PeerKey| peers.get(key, 0).ok();
-                let mut count = 0;
-                for (proto, states) in &protocols {
-                    for family in [libc::AF_INET, libc::AF_INET6] {
-                        count += close_here(*proto, family, *states, |key| wanted.names(key, peer, is_ours))?;
+            let close = |namespace: &File| {
+                let is_ours =
+                    ours.as_ref().is_none_or(|ours| netns::id(namespace).is_some_and(|id| ours.contains(&id)));
+                netns::within(namespace, || {
+                    let peer = |key: &PeerKey| peers.get(key, 0).ok();
+                    let mut count = 0;
+                    for (proto, states) in &protocols {
+                        for family in [libc::AF_INET, libc::AF_INET6] {
+                            count += close_here(*proto, family, *states, |key| wanted.names(key, peer, is_ours))?;
+                        }
                     }
-                }
-                io::Result::Ok(count)
-            });
-            match result.and_then(|inner| inner) {
+                    io::Result::Ok(count)
+                })?
+            };
+            match namespace.and_then(|namespace| close(&namespace)) {
                 Ok(count) => closed.sockets += count,
                 Err(error) => {
                     tracing::debug!(%error, "cannot close sockets in a network namespace");
