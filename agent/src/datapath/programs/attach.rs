@@ -2,7 +2,10 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
 };
 
@@ -113,11 +116,14 @@ fn attach_one(program: &Program, cgroup: &fs::File, pin: &Path) -> Result<Pinned
     match Pinned::open(pin.to_owned()) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(failed(e)),
-        Ok(link) => match link.replace(program.fd.as_fd()) {
-            Ok(()) => return Ok(link),
+        Ok(link) => match link.cgroup().map_err(failed)? {
             // The cgroup of a former life is gone and took the link's effect with it: make a new one.
-            Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => {}
-            Err(e) => return Err(failed(e)),
+            0 => {}
+            id if id == cgroup.metadata().map_err(failed)?.ino() => {
+                return link.replace(program.fd.as_fd()).map(|()| link).map_err(failed);
+            }
+            // --cgroup-root is another one now. First off there: one may be below the other, and two copies never run.
+            _ => remove_link(pin)?,
         },
     }
     let link = program.link(cgroup, pin.to_owned()).map_err(refused)?;

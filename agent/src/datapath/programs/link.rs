@@ -113,6 +113,16 @@ impl Pinned {
         Ok(info(self.object.as_fd())?[4] != 0)
     }
 
+    /// The id of the cgroup that a link leads to, which is the inode of its directory; 0 = none any more.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn cgroup(&self) -> io::Result<u64> {
+        let [.., a, b, _, _] = info(self.object.as_fd())?;
+        let ([a, b, c, d], [e, f, g, h]) = (a.to_ne_bytes(), b.to_ne_bytes());
+        Ok(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
+    }
+
     /// Whether the pin is there and names this very object.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
