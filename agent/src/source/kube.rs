@@ -109,8 +109,8 @@ impl Cluster {
         self.tell(&mut health);
     }
 
-    /// The watch of `kind` failed at `server`: the next try is somebody else's, if it is the server's fault, or made
-    /// with fresh credentials, if it is ours.
+    /// The watch of `kind` failed at `server`: the next try is somebody else's, if it is the server's fault, and made
+    /// with fresh credentials, if it may be ours.
     pub async fn failed(&self, kind: Kind, server: &Server, failure: &Failure) {
         let url = &server.url;
         let sentence = match failure {
@@ -123,7 +123,12 @@ impl Cluster {
         match failure {
             Failure::Refused(status) if status.code == 401 => self.renew().await,
             Failure::Refused(status) if status.code < 500 => {}
-            Failure::Refused(_) | Failure::Unreachable(_) => self.pass_over(url),
+            Failure::Refused(_) => self.pass_over(url),
+            // A server whose new certificate we cannot judge for want of its new CA looks like one that is away.
+            Failure::Unreachable(_) => {
+                self.pass_over(url);
+                self.renew().await;
+            }
         }
         let mut health = lock(&self.health);
         health.problems[kind as usize] = Some(format!("{}s are not being watched: {sentence}.", kind.name()));
@@ -138,7 +143,8 @@ impl Cluster {
         }
     }
 
-    /// Reads the credentials again. Tokens in files are kept fresh by kube; certificates in a kubeconfig are not.
+    /// Reads the credentials again. Tokens in files are kept fresh by kube; certificates, the CA's too, are not. As
+    /// often as a watch may fail, which has its own rhythm.
     async fn renew(&self) {
         match self.access.connect().await {
             Ok(all) => lock(&self.servers).all = all, // as many as before: one a URL
