@@ -1,13 +1,15 @@
 //! Traffic does not notice the agent: killed, restarted, ended, absent while the cluster changes.
 
-use std::{thread, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, thread, time::Duration};
 
 use anyhow::{Result, ensure};
 use sheave_tests::{
+    agent::Paths,
     client::{LoadKind, Running, Way},
     foreign,
     lab::Lab,
     objects::{Slice, Svc},
+    place::program,
     skip,
     wait::{SOON, eventually},
 };
@@ -255,5 +257,43 @@ fn exactly_one_copy_of_each_program_is_attached_beside_a_foreign_one() -> Result
         assert!(before.iter().all(|(name, ids)| now.get(name) == Some(ids)), "{restart}: the foreign one stays");
         assert_eq!(client.outcome(Way::Tcp, "10.96.0.20:80")?, "A", "{restart}");
     }
+    Ok(())
+}
+
+/// Pinned links lead to a cgroup, and stay there.
+#[test]
+fn with_another_cgroup_root_the_next_agent_serves_that_one() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let (node, pod) = (lab.n1(), lab.n1().pod(10)?);
+    let _server = pod.place.echo("A", &["8080/TCP", "8080/UDP"])?;
+    let (web, slice) = service("web", "10.96.0.20", &["10.244.1.10"]);
+    lab.apply(&[&web, &slice])?;
+    let below = node.host.cgroup.join("below");
+    fs::create_dir(&below)?;
+    let client = node.host.client()?;
+    for (root, is_served) in [(&below, false), (&node.host.cgroup, true), (&below, false)] {
+        let mut agent = node.agent_at(&Paths { cgroup: root.clone(), ..node.paths().clone() })?;
+        agent.until_programmed("web")?;
+        let outcome = client.outcome(Way::Tcp, "10.96.0.20:80")?;
+        ensure!((outcome == "A") == is_served, "the client is served through {}: {outcome}", root.display());
+        agent.kill()?;
+    }
+    Ok(fs::remove_dir(&below)?)
+}
+
+/// Two descriptors for each device with programs are more than the usual limit on a large node.
+#[test]
+fn a_low_limit_of_open_files_is_raised_as_far_as_it_may_be() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    let wrapper = node.paths().run.join("limited");
+    fs::write(&wrapper, format!("#!/bin/sh\nulimit -Sn 40\nexec {} \"$@\"\n", program("sheave")?.display()))?;
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
+    let agent = node.agent_built_as(&wrapper)?;
+    let limits = fs::read_to_string(format!("/proc/{}/limits", agent.pid()))?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap_or_default();
+    let mut numbers = line.split_whitespace();
+    let (soft, hard) = (numbers.next(), numbers.next());
+    ensure!(soft.is_some() && soft == hard, "{limits}");
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Taking over from a real kube-proxy on a running node, and the way back.
 
-use std::{collections::BTreeSet, process::Command, time::Duration};
+use std::{collections::BTreeSet, fs, net::IpAddr, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use sheave_agent::{
     datapath::host::{
+        addresses, devices,
         ipvs::Ipvs,
         netlink::{NESTED, attribute, string},
     },
@@ -160,6 +161,58 @@ fn what_could_not_be_looked_at_is_not_called_clean() -> Result<()> {
         ensure!(said.starts_with("legacy iptables is in use and iptables-legacy-save is not here"), "{said}");
     }
     ensure!(cleanup(node1)?.contains("removed 1 chains of legacy table nat"));
+    Ok(())
+}
+
+/// Of some thousand Services with three chains each.
+#[test]
+fn thousands_of_chains_go_in_one_step() -> Result<()> {
+    const RESTORE: &str = "/usr/sbin/iptables-nft-restore";
+    if !Path::new(RESTORE).exists() {
+        skip("iptables-nft-restore is missing (package iptables)");
+        return Ok(());
+    }
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    let names: Vec<_> = (0..3000).map(|number| format!("KUBE-SVC-{number:016}")).collect();
+    let chains: String = names.iter().map(|name| format!(":{name} - [0:0]\n")).collect();
+    let jumps: String = names.iter().map(|name| format!("-A KUBE-SERVICES -d 10.96.0.1/32 -j {name}\n")).collect();
+    let file = node.paths().run.join("rules");
+    let first = ":KUBE-SERVICES - [0:0]";
+    fs::write(&file, format!("*nat\n{first}\n{chains}-A PREROUTING -j KUBE-SERVICES\n{jumps}COMMIT\n"))?;
+    node.host.run(RESTORE, &[&file.display().to_string()])?;
+    ensure!(rules(node)?.len() > 2 * names.len());
+    let removed = cleanup(node)?;
+    ensure!(removed.contains("3001 chains of table ip nat and 1 jumps"), "{removed}");
+    ensure!(rules(node)?.is_empty() && cleanup(node)?.starts_with("nothing to clean up"));
+    Ok(())
+}
+
+/// In ipvs mode it puts the address of every Service on a device. What kind it is does not matter, and not every kernel
+/// has dummies.
+#[test]
+fn addresses_on_its_device_are_not_the_nodes() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let host = &lab.n1().host;
+    let seen = || -> Result<(BTreeSet<IpAddr>, BTreeSet<IpAddr>)> {
+        host.enter(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let (addresses, devices) = (addresses::follow().await?, devices::follow().await?);
+                let of_devices = devices.borrow().iter().flat_map(|device| device.addresses.clone()).collect();
+                Ok((addresses.borrow().iter().copied().collect(), of_devices))
+            })
+        })?
+    };
+    let before = seen()?;
+    host.ip("link add kube-ipvs0 type bridge
+         address add 10.96.0.20/32 dev kube-ipvs0
+         address add fd00:96::20/128 dev kube-ipvs0 nodad
+         link add mine type bridge
+         address add 203.0.113.7/32 dev mine")?;
+    let mine: IpAddr = "203.0.113.7".parse()?;
+    let with_mine = |set: &BTreeSet<IpAddr>| set | &BTreeSet::from([mine]);
+    ensure!(seen()? == (with_mine(&before.0), with_mine(&before.1)), "{:?}, before: {before:?}", seen()?);
     Ok(())
 }
 

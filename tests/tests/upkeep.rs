@@ -82,13 +82,14 @@ fn what_is_taken_away_is_put_back_counted_and_told_once() -> Result<()> {
             ("the qdisc is deleted", "device-programs", &|| tc(node, &["qdisc", "del", "dev", "eth0", "clsact"])),
             ("one filter is deleted", "device-programs", &|| tc(node, &["filter", "del", "dev", "eth0", "egress"])),
         ];
-        let common: [Case<'_>; 6] = [
+        let common: [Case<'_>; 7] = [
             ("a program of the cgroup is detached", "cgroup-program", &|| detach("connect4")),
             ("another", "cgroup-program", &|| detach("sendmsg4")),
             ("a map's pin is removed", "pin", &|| Ok(fs::remove_file(pins.map("NAMES"))?)),
             ("every pin is removed", "pin", &|| Ok(fs::remove_dir_all(&pins.base)?)),
             ("the run directory is removed", "agent-socket", &|| Ok(fs::remove_dir_all(&node.paths().run)?)),
             ("the discard device is deleted", "discard-device", &|| node.host.ip("link del sheave-drop")),
+            ("its route is deleted", "discard-device", &|| node.host.ip("route del 192.0.0.8 dev sheave-drop")),
         ];
         for (name, part, take_away) in common.iter().chain(if flags.is_empty() { &by_tcx } else { &by_clsact }) {
             let before = repairs(&agent, part)?;

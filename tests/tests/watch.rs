@@ -357,6 +357,23 @@ fn a_token_that_was_renewed_is_read_again() -> Result<()> {
     Ok(fs::remove_file(&kubeconfig)?)
 }
 
+/// A new CA, certificate or address in the kubeconfig: to who has the old one, the server looks as if it were away.
+#[test]
+fn a_kubeconfig_that_was_renewed_is_read_again() -> Result<()> {
+    let scene = Scene::new(true, |_| {})?;
+    let (sender, mut told) = Told::new();
+    let kubeconfig = scene.kubeconfig.with_extension("renewed");
+    // Nobody listens on the discard port here.
+    let text = fs::read_to_string(&scene.kubeconfig)?;
+    fs::write(&kubeconfig, text.replace(&scene.api.address.to_string(), "127.0.0.1:9"))?;
+    let access = Access { kubeconfig: Some(kubeconfig.clone()), ..Access::default() };
+    scene.background.run(kube::start(access, &ConvertOptions::default(), sender))?;
+    told.until("unreachable", SETTLED, |told| told.source.problems.iter().any(|p| p.contains("cannot use")))?;
+    scene.api.kubeconfig(&kubeconfig)?;
+    told.until_lines("by the new one", SETTLED, &BEFORE)?;
+    Ok(fs::remove_file(&kubeconfig)?)
+}
+
 #[test]
 fn only_what_concerns_a_proxy_is_asked_for() -> Result<()> {
     for streams in [true, false] {
