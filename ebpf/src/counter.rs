@@ -43,7 +43,7 @@ counters! {
     SocketBroken = 6, "socket_broken";
     /// Socket storage could not be allocated: getpeername will show the backend.
     SocketNoStorage = 7, "socket_no_storage";
-    /// The peer table refused an entry: recvmsg will show the backend.
+    /// A table of peers refused an entry: recvmsg will show the backend, or an answer will be taken for a client's.
     SocketNoPeer = 8, "socket_no_peer";
     /// A bind to a NodePort was refused.
     BindRefused = 9, "bind_refused";

@@ -112,7 +112,8 @@ fn compiler() -> Result<String> {
         }
         return Ok(name);
     }
-    if has_sources(LINKED) {
+    let version = root::output("rustup", &["run", LINKED, "rustc", "--version"]).unwrap_or_default();
+    if version.contains(RELEASE) && has_sources(LINKED) {
         return Ok(LINKED.into());
     }
     println!("setup: asking rustup for Rust {RELEASE} with rust-src (up to a minute)");

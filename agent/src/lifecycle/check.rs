@@ -295,7 +295,8 @@ fn forwarding(facts: &Facts) -> Finding {
     }
 }
 
-/// A datagram for a NodePort's number is taken for a client's, unless a socket waits for it that we have seen send.
+/// A datagram for a NodePort's number is taken for a client's, unless a socket waits for it that is
+/// connected, or that we have seen send.
 fn node_ports(facts: &Facts) -> Finding {
     const NAME: &str = "NodePorts";
     let (low, high) = facts.local_ports;

@@ -251,8 +251,11 @@ pub fn finding(paths: &HostPaths) -> Finding {
                 Finding { name: NAME.to_owned(), status: Grade::Ok, found: "not a trace".to_owned(), advice: None }
             }
             (lines, remarks) if lines.is_empty() => warn("no more than this".to_owned(), &remarks.join("; ")),
-            (lines, _) if running::may_hide() => warn(format!("left {}; {MAY_HIDE}", lines.join(", ")), ADVICE),
-            (lines, _) => warn(format!("left {}", lines.join(", ")), ADVICE),
+            (lines, remarks) => {
+                let hides = running::may_hide().then(|| MAY_HIDE.to_owned());
+                let left = [format!("left {}", lines.join(", "))];
+                warn(left.into_iter().chain(hides).chain(remarks).collect::<Vec<_>>().join("; "), ADVICE)
+            }
         },
     }
 }

@@ -55,7 +55,7 @@ fn kinds(packet: &Packet) -> u32 {
 }
 
 /// Whether a packet that may open a flow goes where the entry says: its backend is still the service's and serves, and
-/// a TCP connection is not over. A port used again by its client makes a new choice (F51).
+/// a TCP connection is not done. After that, a port used again by its client makes a new choice (F51).
 #[inline(always)]
 pub fn is_current(tuple: &Tuple, flow: &Flow, service: u32) -> bool {
     if flow.flags & FLAG_REFUSED != 0 || flow.service != service {
@@ -101,7 +101,8 @@ impl Refused {
     }
 }
 
-/// Enters a flow that `packet` opens, unless its replies would be those of another flow.
+/// Enters a flow that `packet` opens, unless its replies would be those of another flow. Of two CPUs that open such flows at
+/// once, one sees the other's; only where both find what a flow that is over has left may both go on.
 #[inline(never)]
 pub fn open(packet: &Packet, flow: &Flow) -> Result<(), Refused> {
     let reply = packet.tuple.reply(flow);

@@ -129,7 +129,8 @@ fn send(skb: Skb, error: &[u32]) -> Option<i32> {
     let at = maps::link_header();
     let length = size_of_val(error) as u32;
     // SAFETY: plain helper calls, the second with the bounds of a live slice. The first is made for answers such as this:
-    // it gathers the packet in one piece and makes it an ordinary one.
+    // it gathers the packet in one piece. It leaves a checksum that a device was to fill in; where a pod's device passes
+    // that on to a bridge which cannot, the quote is spoilt, and the client hears nothing.
     let r = unsafe {
         bpf_skb_change_tail(skb, at + length, 0)
             | bpf_skb_store_bytes(skb, at, error.as_ptr().cast(), length, BPF_F_RECOMPUTE_CSUM.into())

@@ -119,9 +119,11 @@ fn attach_one(program: &Program, cgroup: &fs::File, pin: &Path) -> Result<Pinned
         Ok(link) => match link.cgroup().map_err(failed)? {
             // The cgroup of a former life is gone and took the link's effect with it: make a new one.
             0 => {}
-            id if id == cgroup.metadata().map_err(failed)?.ino() => {
-                return link.replace(program.fd.as_fd()).map(|()| link).map_err(failed);
-            }
+            id if id == cgroup.metadata().map_err(failed)?.ino() => match link.replace(program.fd.as_fd()) {
+                Ok(()) => return Ok(link),
+                Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => {} // it went between the two questions
+                Err(e) => return Err(failed(e)),
+            },
             // --cgroup-root is another one now. First off there: one may be below the other, and two copies never run.
             _ => remove_link(pin)?,
         },
