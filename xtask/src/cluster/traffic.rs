@@ -7,7 +7,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -66,16 +66,18 @@ impl Drop for Traffic {
 #[derive(Default)]
 struct Count {
     good: usize,
-    bad: Vec<String>,
+    /// When, and why.
+    bad: Vec<(Instant, String)>,
 }
 
 impl Count {
     fn complaint(&self, name: &str) -> Option<String> {
         let all = self.good + self.bad.len();
-        match self.bad.first() {
-            Some(first) => Some(format!("{name}: {} of {all} failed: {first}", self.bad.len())),
-            None => (all == 0).then(|| format!("{name}: nothing was answered")),
-        }
+        let (Some((first, why)), Some((last, _))) = (self.bad.first(), self.bad.last()) else {
+            return (all == 0).then(|| format!("{name}: nothing was answered"));
+        };
+        let period = last.duration_since(*first).as_millis();
+        Some(format!("{name}: {} of {all} failed, within {period} ms: {why}", self.bad.len()))
     }
 }
 
@@ -114,7 +116,7 @@ fn go_on(address: SocketAddr, stays: bool, name: &str, counts: &Mutex<BTreeMap<S
                     count.good += 1;
                     kept = stays.then_some(stream);
                 }
-                Err(error) => count.bad.push(format!("{error:#}")),
+                Err(error) => count.bad.push((Instant::now(), format!("{error:#}"))),
             }
         }
         thread::sleep(PAUSE);
