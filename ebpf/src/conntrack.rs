@@ -219,7 +219,7 @@ pod! {
 }
 
 /// Where a flow is in its life, from what was seen in each direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// No answer yet.
     Opening,

@@ -104,7 +104,7 @@ fn components() -> Result<()> {
 /// Which compiler builds the kernel side: the name of a rustup toolchain.
 fn compiler() -> Result<String> {
     if let Ok(name) = env::var("SHEAVE_BPF_TOOLCHAIN") {
-        if !has_sources(&name) {
+        if with_sources(&name).is_none() {
             bail!(
                 "SHEAVE_BPF_TOOLCHAIN={name} is no rustup toolchain with the sources of core; unset it, or link one: \
                  rustup toolchain link {name} PREFIX"
@@ -113,13 +113,16 @@ fn compiler() -> Result<String> {
         return Ok(name);
     }
     let version = root::output("rustup", &["run", LINKED, "rustc", "--version"]).unwrap_or_default();
-    if version.contains(RELEASE) && has_sources(LINKED) {
+    if version.contains(RELEASE) && with_sources(LINKED).is_some() {
         return Ok(LINKED.into());
     }
-    println!("setup: asking rustup for Rust {RELEASE} with rust-src (up to a minute)");
-    let install = ["toolchain", "install", RELEASE, "--profile", "minimal", "--component", "rust-src"];
-    let is_there = has_sources(RELEASE) || root::run(&mut root::command("rustup", &install)).is_ok();
-    match sysroot(RELEASE).filter(|_| is_there && has_sources(RELEASE)) {
+    let installed = || {
+        println!("setup: asking rustup for Rust {RELEASE} with rust-src (up to a minute)");
+        let install = ["toolchain", "install", RELEASE, "--profile", "minimal", "--component", "rust-src"];
+        root::run(&mut root::command("rustup", &install)).ok()?;
+        with_sources(RELEASE)
+    };
+    match with_sources(RELEASE).or_else(installed) {
         Some(sysroot) => link(&sysroot)?,
         None => {
             println!("setup: rustup has none; taking the distribution's compiler");
@@ -138,7 +141,7 @@ fn debian() -> Result<()> {
         })?;
     }
     link("/usr")?;
-    if !has_sources(LINKED) {
+    if with_sources(LINKED).is_none() {
         bail!("/usr/bin/rustc has no sources beside it (/usr/lib/rustlib/src): install the package rust-web-src");
     }
     let version = root::output("/usr/bin/rustc", &["--version"]).unwrap_or_default();
@@ -152,15 +155,10 @@ fn link(sysroot: &str) -> Result<()> {
     root::run(&mut root::command("rustup", &["toolchain", "link", LINKED, sysroot]))
 }
 
-/// Where a rustup toolchain is.
-fn sysroot(toolchain: &str) -> Option<String> {
-    root::output("rustup", &["run", toolchain, "rustc", "--print", "sysroot"])
-}
-
-/// Whether that rustup toolchain exists and can build `core`.
-fn has_sources(toolchain: &str) -> bool {
-    sysroot(toolchain)
-        .is_some_and(|sysroot| Path::new(&sysroot).join("lib/rustlib/src/rust/library/core/src/lib.rs").exists())
+/// Where that rustup toolchain is, if it exists and can build `core`.
+fn with_sources(toolchain: &str) -> Option<String> {
+    let sysroot = root::output("rustup", &["run", toolchain, "rustc", "--print", "sysroot"])?;
+    Path::new(&sysroot).join("lib/rustlib/src/rust/library/core/src/lib.rs").exists().then_some(sysroot)
 }
 
 /// Major version of the LLVM that this compiler is made of.

@@ -157,7 +157,7 @@ pub fn recvmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
     let flags = unsafe { (*state).flags };
     let from = dialled::<F>(ctx);
     if flags & HAS_PEERS != 0
-        && let Some(peer) = maps::peer(&peer_key(ctx, &from.addr, from.port, from.proto))
+        && let Some(peer) = maps::peer(&peer_key(sock_addr::cookie(ctx), &from.addr, from.port, from.proto))
     {
         show::<F>(ctx, &peer.addr, peer.port);
         return GO_ON;
@@ -325,7 +325,7 @@ fn admission<F: Family>(ctx: &SockAddrContext, service: u32, config: Config, hos
 /// Enters what the socket dialled to get to `addr` and `port`; says which flag that sets.
 #[inline(always)]
 fn promise(ctx: &SockAddrContext, key: &FrontendKey, service: u32, addr: &Addr, port: u16) -> u16 {
-    let entry = peer_key(ctx, addr, port, key.proto);
+    let entry = peer_key(sock_addr::cookie(ctx), addr, port, key.proto);
     if let Some(old) = maps::peer(&entry)
         && old.port == key.port
         && old.service == service
@@ -345,7 +345,7 @@ fn promise(ctx: &SockAddrContext, key: &FrontendKey, service: u32, addr: &Addr, 
 fn forget_promise(ctx: &SockAddrContext, state: *mut SocketState, key: &FrontendKey) {
     // SAFETY: storage outlives this run.
     if !state.is_null() && unsafe { (*state).flags } & HAS_PEERS != 0 {
-        maps::remove_peer(&peer_key(ctx, &key.addr, key.port, key.proto));
+        maps::remove_peer(&peer_key(sock_addr::cookie(ctx), &key.addr, key.port, key.proto));
     }
 }
 
@@ -362,13 +362,12 @@ fn break_promise(ctx: &SockContext, state: *mut SocketState) {
         Some(backend) => (backend.addr, backend.port),
         None => (sock_addr::discard_for(&state.addr), state.port),
     };
-    let proto = sock_addr::protocol_of(ctx);
-    maps::remove_peer(&PeerKey { cookie: sock_addr::cookie_of(ctx), addr, port, proto, zero: 0, zero2: 0 });
+    maps::remove_peer(&peer_key(sock_addr::cookie_of(ctx), &addr, port, sock_addr::protocol_of(ctx)));
 }
 
 #[inline(always)]
-fn peer_key(ctx: &SockAddrContext, addr: &Addr, port: u16, proto: u8) -> PeerKey {
-    PeerKey { cookie: sock_addr::cookie(ctx), addr: *addr, port, proto, zero: 0, zero2: 0 }
+fn peer_key(cookie: u64, addr: &Addr, port: u16, proto: u8) -> PeerKey {
+    PeerKey { cookie, addr: *addr, port, proto, zero: 0, zero2: 0 }
 }
 
 /// Keeps what was dialled, and counts the connection.
