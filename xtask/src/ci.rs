@@ -34,7 +34,8 @@ pub fn run(args: &Args, budget: Duration) {
     // Before two commands would install it at the same time; what fails here, they say again.
     let _ = setup::toolchain();
     let mut image = Background::start("image", &[]);
-    let tests = Stage::run("tests", &format!("test --threads {}{retry}", args.threads));
+    let Args { jobs, threads, .. } = args;
+    let tests = Stage::run("tests", &format!("test --jobs {jobs} --threads {threads}{retry}"));
     // Machines compute, a cluster mostly waits.
     let [kernels, cluster] = thread::scope(|scope| {
         let kernels = scope.spawn(|| match left() {

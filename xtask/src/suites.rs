@@ -1,10 +1,11 @@
 //! `cargo xtask test`: runs every suite, then says in one table and one last line how it went.
 
+mod run;
+
 use std::{
-    ffi::OsStr,
     io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    path::PathBuf,
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     ci, kubernetes, lint, root,
     setup::{self, Toolchain},
-    tally::{SKIPPED, Tally, UNSTEADY},
+    tally::Tally,
 };
 
 /// What to test.
@@ -23,8 +24,11 @@ pub struct Args {
     suite: Option<String>,
     /// Run only tests whose names contain this
     filter: Option<String>,
+    /// How many files of tests run at the same time
+    #[arg(long, default_value_t = 2)] // so that the last test of one does not leave the machine idle
+    pub jobs: usize,
     /// How many tests of one file run at the same time
-    #[arg(long, default_value_t = 3)] // most of them wait most of the time
+    #[arg(long, default_value_t = 2)] // most of them wait most of the time
     pub threads: usize,
     /// Run a test that has failed once more, by itself: one that holds then has passed, and is named as unsteady
     #[arg(long)]
@@ -70,14 +74,10 @@ pub fn tally(args: &Args) -> Result<Tally> {
     }
     if args.suite.as_deref() != Some("lint") {
         toolchain.build_workspace()?;
-        for binary in
-            binaries(&toolchain, kinds(args.suite.as_deref()))?.into_iter().filter(|b| wanted(&b.suite, &b.name))
-        {
-            if let Err(error) = kubernetes::programs(programs_of(&binary)) {
-                println!("SKIP: {error:#}; tests that need it are skipped");
-            }
-            let tally = run_tests(&binary, args)?;
-            table.push((binary.suite, binary.name, tally));
+        let mut chosen = binaries(&toolchain, kinds(args.suite.as_deref()))?;
+        chosen.retain(|binary| wanted(&binary.suite, &binary.name));
+        for (binary, tally) in run::all(&chosen, args)? {
+            table.push((binary.suite.clone(), binary.name.clone(), tally));
         }
     }
     let total = print(&table);
@@ -165,78 +165,6 @@ fn rank(suite: &str) -> usize {
     ["unit", "script", "load", "netns", "api", "helm"].iter().position(|s| *s == suite).unwrap_or(usize::MAX)
 }
 
-/// Runs one program of tests, and what fails by itself again if so asked.
-fn run_tests(binary: &Binary, args: &Args) -> Result<Tally> {
-    println!("── {}: {}", binary.suite, binary.name);
-    let start = Instant::now();
-    let (lines, mut tally) = once(binary, args.filter.as_slice(), args.threads)?;
-    for name in lines.iter().filter_map(|line| failed(line)).filter(|_| args.retry) {
-        println!("── {}: {name} once more, by itself", binary.name);
-        let (_, again) = once(binary, &[name, "--exact"], 1)?;
-        if again.passed == 1 {
-            println!("{UNSTEADY}{} {name}: failed, and held when run by itself", binary.name);
-            tally.failed -= 1;
-            tally.passed += 1;
-        }
-    }
-    Ok(Tally { time: start.elapsed(), ..tally })
-}
-
-/// The test that a line of libtest says has failed.
-fn failed(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
-}
-
-/// Runs one program of tests; its output passes through and is given.
-fn once<W: AsRef<OsStr>>(binary: &Binary, words: &[W], threads: usize) -> Result<(Vec<String>, Tally)> {
-    let mut command = Command::new(&binary.path);
-    command.args(words).args(["--test-threads", &threads.to_string()]);
-    command.current_dir(folder(binary)).env("SHEAVE_BIN_DIR", root::target().join("debug"));
-    command.env("RUST_LIB_BACKTRACE", "0"); // errors tell their story themselves
-    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| binary.path.display().to_string())?;
-    let mut lines = Vec::new();
-    for line in BufReader::new(child.stdout.take().context("a test has no stdout")?).split(b'\n') {
-        let line = String::from_utf8_lossy(&line?).into_owned();
-        println!("{line}");
-        lines.push(line);
-    }
-    let tally = count(&lines, child.wait()?);
-    Ok((lines, tally))
-}
-
-/// Where cargo would run it: in the folder of its crate.
-fn folder(binary: &Binary) -> PathBuf {
-    let folder = match binary.name.as_str() {
-        "sheave_agent" | "sheave" => "agent",
-        "sheave_ebpf" => "ebpf",
-        "xtask" => "xtask",
-        _ => "tests",
-    };
-    root::workspace().join(Path::new(folder))
-}
-
-/// Counts from what the program said. One that ends without a result line, or badly after a good one, has failed.
-fn count(lines: &[String], status: ExitStatus) -> Tally {
-    let number = |line: &str, word: &str| -> Option<usize> {
-        line.split([';', '.']).find_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok())
-    };
-    let mut tally = Tally::default();
-    for line in lines {
-        if let Some(result) = line.strip_prefix("test result: ") {
-            tally.passed += number(result, "passed").unwrap_or(0);
-            tally.failed += number(result, "failed").unwrap_or(0);
-            tally.skipped += number(result, "ignored").unwrap_or(0);
-        }
-    }
-    let skipped = lines.iter().filter(|line| line.starts_with(SKIPPED)).count().min(tally.passed);
-    tally.passed -= skipped; // libtest knows no skipping at run time: such a test "passed"
-    tally.skipped += skipped;
-    if !status.success() && tally.failed == 0 {
-        tally.failed = 1;
-    }
-    tally
-}
-
 /// The table; gives the sum.
 fn print(table: &[(String, String, Tally)]) -> Tally {
     println!("\n{:<8} {:<24} {}", "SUITE", "NAME", Tally::heads());
@@ -251,9 +179,7 @@ fn print(table: &[(String, String, Tally)]) -> Tally {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::ExitStatusExt;
-
-    use super::{ExitStatus, Tally, count, executable, failed, programs_of};
+    use super::{executable, programs_of};
 
     #[test]
     fn cargo_names_the_programs_and_their_suites() {
@@ -278,34 +204,6 @@ mod tests {
         ] {
             let programs = programs_of(&executable(line).unwrap());
             assert!(needs.map_or(programs.is_empty(), |name| programs.contains(&name)), "{line}: {programs:?}");
-        }
-    }
-
-    #[test]
-    fn failed_tests_are_known_by_name() {
-        for (line, expected) in [
-            ("test a::b ... FAILED", Some("a::b")),
-            ("test a::b ... ok", None),
-            ("test result: FAILED. 4 passed; 1 failed", None),
-        ] {
-            assert_eq!(failed(line), expected, "{line}");
-        }
-    }
-
-    #[test]
-    fn skipped_and_crashed_tests_are_not_passed_ones() {
-        let result = "test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s";
-        let failed = "test result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out";
-        let cases: [(&str, &[&str], i32, [usize; 3]); 4] = [
-            ("all well", &["test a ... ok", result], 0, [5, 0, 1]),
-            ("two skipped", &["SKIPPED a: no root", "SKIPPED b: no root", result], 0, [3, 0, 3]),
-            ("one failed", &[failed], 101 << 8, [4, 1, 0]),
-            ("killed before its result", &["test a ... ok"], 9, [0, 1, 0]),
-        ];
-        for (name, lines, status, [passed, failed, skipped]) in cases {
-            let lines: Vec<_> = lines.iter().map(ToString::to_string).collect();
-            let expected = Tally { passed, failed, skipped, ..Tally::default() };
-            assert_eq!(count(&lines, ExitStatus::from_raw(status)), expected, "{name}");
         }
     }
 }

@@ -20,7 +20,6 @@ use crate::{
 };
 
 /// What is to be written.
-#[derive(PartialEq, Eq)]
 struct Run {
     /// Of a Maglev table with the number of its members and the members behind it.
     slots: Vec<u32>,
@@ -58,40 +57,33 @@ impl<D: Datapath> Reconciler<D> {
     pub(super) fn put_runs(&mut self, plan: &GroupPlan) -> Result<([Word; 3], Option<Error>)> {
         let Some(group) = self.groups.get(&plan.key) else { return Ok(([Word::default(); 3], None)) };
         let old = group.words;
-        let mut made: Vec<(Run, Word)> = Vec::new();
-        let (mut words, mut shortage) = (old, None);
-        for (scope, wanted) in plan.scopes.iter().enumerate() {
-            words[scope] = match wanted {
-                ScopePlan::Unused => old[scope], // cleared in step 8, when nothing leads there
-                ScopePlan::Reject => Word::verdict_only(VERDICT_REJECT),
-                ScopePlan::Drop => Word::verdict_only(VERDICT_DROP),
+        let mut made = Vec::new();
+        let put = self.words(plan, &old, &mut made);
+        if put.is_err() {
+            made.iter().for_each(|word| self.rest_run_unless(*word, &old));
+        }
+        put
+    }
+
+    /// `made` becomes the words of runs that were written.
+    fn words(&mut self, plan: &GroupPlan, old: &[Word; 3], made: &mut Vec<Word>) -> Result<([Word; 3], Option<Error>)> {
+        let (mut words, mut shortage) = (*old, None);
+        for (word, wanted) in words.iter_mut().zip(&plan.scopes) {
+            match wanted {
+                ScopePlan::Unused => {} // cleared in step 8, when nothing leads there
+                ScopePlan::Reject => *word = Word::verdict_only(VERDICT_REJECT),
+                ScopePlan::Drop => *word = Word::verdict_only(VERDICT_DROP),
                 ScopePlan::Forward(slots) => {
                     let run = self.run_of_plan(plan, slots);
-                    if run.length == 0 {
-                        Word::verdict_only(VERDICT_REJECT) // only with a full BACKENDS map
-                    } else if let Some((_, word)) = made.iter().find(|(made, _)| *made == run) {
-                        *word
-                    } else {
-                        let put = match self.keep_or_put(&run, &old) {
-                            Err(error @ Error::NoSpace { .. }) if !run.is_plain => {
-                                shortage = Some(error);
-                                self.keep_or_put(&run.plain(), &old)
-                            }
-                            put => put,
-                        };
-                        match put {
-                            Ok(word) => {
-                                made.push((run, word));
-                                word
-                            }
-                            Err(error) => {
-                                made.iter().for_each(|(_, word)| self.rest_run_unless(*word, &old));
-                                return Err(error);
-                            }
+                    *word = match self.keep_or_put(&run, old, made) {
+                        Err(error @ Error::NoSpace { .. }) if !run.is_plain => {
+                            shortage = Some(error);
+                            self.keep_or_put(&run.plain(), old, made)?
                         }
-                    }
+                        put => put?,
+                    };
                 }
-            };
+            }
         }
         Ok((words, shortage))
     }
@@ -106,11 +98,16 @@ impl<D: Datapath> Reconciler<D> {
         Run::new(slots.iter().filter_map(id).collect(), plan.config.algorithm() == ALGORITHM_MAGLEV)
     }
 
-    fn keep_or_put(&mut self, run: &Run, old: &[Word; 3]) -> Result<Word> {
-        match old.iter().find(|word| self.holds(**word, run)) {
-            Some(word) => Ok(*word),
-            None => self.put_run(run, old),
+    fn keep_or_put(&mut self, run: &Run, old: &[Word; 3], made: &mut Vec<Word>) -> Result<Word> {
+        if run.length == 0 {
+            return Ok(Word::verdict_only(VERDICT_REJECT)); // only with a full BACKENDS map
         }
+        if let Some(word) = old.iter().chain(&*made).find(|word| self.holds(**word, run)) {
+            return Ok(*word);
+        }
+        let word = self.put_run(run, old)?;
+        made.push(word);
+        Ok(word)
     }
 
     /// Whether a word leads to exactly this run.
