@@ -1,13 +1,15 @@
 //! `cargo xtask test --all`: what CI runs, stage by stage, within a time.
 //!
-//! Every stage is a command of its own that ends with "N passed, N failed, N skipped", as a person would run it. The
-//! long builds that later stages need go on beside the earlier ones, with what those leave of the processors; kernels
-//! and cluster are tested side by side. A stage that would not be done in time is left out, and counts as skipped.
+//! Every stage is a command of its own that ends with "N passed, N failed, N skipped", as a person would run it. What
+//! the cluster needs is built beside the tests, with what those leave of the processors, and the cluster, which mostly
+//! waits, is tested as soon as all of it is there. Machines compute: they boot when the tests are done. A stage that
+//! would not be done in time is left out, and counts as skipped.
 
 use std::{
     io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
     process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -30,31 +32,33 @@ pub fn run(args: &Args, budget: Duration) {
     let left = || budget.saturating_sub(start.elapsed());
     let retry = if args.retry { " --retry" } else { "" };
 
-    let mut programs = Background::start("kubernetes", &programs());
+    let programs = Background::start("kubernetes", &programs());
     // Before two commands would install it at the same time; what fails here, they say again.
     let _ = setup::toolchain();
-    let mut image = Background::start("image", &[]);
+    let image = Background::start("image", &[]);
     let Args { jobs, threads, .. } = args;
-    let tests = Stage::run("tests", &format!("test --jobs {jobs} --threads {threads}{retry}"));
-    // Machines compute, a cluster mostly waits.
-    let [kernels, cluster] = thread::scope(|scope| {
-        let kernels = scope.spawn(|| match left() {
+    let stages = thread::scope(|scope| {
+        let cluster = scope.spawn(|| {
+            let is_built = [&programs, &image].map(|build| build.wait(left().saturating_sub(CLUSTER))) == [true; 2];
+            match left() {
+                left if is_built && left > CLUSTER => {
+                    let limit = left.as_secs() / 60;
+                    Stage::run("cluster", &format!("e2e --nodes 3 --down --limit {limit}{retry}"))
+                }
+                left => Stage::too_late("cluster", left),
+            }
+        });
+        let tests = Stage::run("tests", &format!("test --jobs {jobs} --threads {threads}{retry}"));
+        programs.hurry();
+        image.hurry();
+        let kernels = match left() {
             left if left > KERNELS => Stage::run("kernels", &format!("vm{retry}")),
             left => Stage::too_late("kernels", left),
-        });
-        let is_built = programs.wait(left().saturating_sub(CLUSTER)) & image.wait(left().saturating_sub(CLUSTER));
-        let cluster = match left() {
-            left if is_built && left > CLUSTER => {
-                let limit = left.as_secs() / 60;
-                Stage::run("cluster", &format!("e2e --nodes 3 --down --limit {limit}{retry}"))
-            }
-            left => Stage::too_late("cluster", left),
         };
-        [kernels.join().unwrap_or_else(|_| Stage::failed("kernels")), cluster]
+        [tests, kernels, cluster.join().unwrap_or_else(|_| Stage::failed("cluster"))]
     });
     drop((programs, image)); // also where the process ends below
 
-    let stages = [tests, kernels, cluster];
     println!();
     stages.iter().flat_map(|stage| &stage.remarks).for_each(|line| println!("{line}"));
     println!("{:<8} {}", "STAGE", Tally::heads());
@@ -140,7 +144,7 @@ fn last_line(line: &str) -> Option<Tally> {
 /// A command of this program that builds something while other things happen.
 struct Background {
     name: &'static str,
-    child: Option<Child>,
+    child: Option<Mutex<Child>>,
 }
 
 impl Background {
@@ -158,39 +162,42 @@ impl Background {
             Ok(command.spawn()?)
         };
         let child = start().inspect_err(|error| println!("{name}: cannot be built beside the tests: {error:#}")).ok();
-        Self { name, child }
+        Self { name, child: child.map(Mutex::new) }
     }
 
-    /// Whether it has ended after so long. One that failed has, too: the stage that needs it says why it cannot be run.
-    fn wait(&mut self, time: Duration) -> bool {
+    /// Its process group, while it goes on. One that has failed has ended, too: the stage that needs it says why it
+    /// cannot be run.
+    fn group(&self) -> Option<String> {
+        let mut child = self.child.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(child.try_wait(), Ok(None)).then(|| child.id().to_string())
+    }
+
+    /// Whether it has ended after so long.
+    fn wait(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
-        let Some(child) = &mut self.child else { return true };
-        let mut told = false;
-        loop {
-            match child.try_wait() {
-                Ok(None) if Instant::now() < end => {}
-                Ok(None) => return false,
-                Ok(Some(_)) | Err(_) => return true,
-            }
-            if !told {
-                println!("━━ waiting for `cargo xtask {}`", self.name);
-                // No longer with what others leave.
-                let group = child.id().to_string();
-                let _ = Command::new("renice").args(["-n", "0", "-g", &group]).stdout(Stdio::null()).status();
-                told = true;
+        while self.group().is_some() {
+            if Instant::now() >= end {
+                return false;
             }
             thread::sleep(Duration::from_secs(1));
+        }
+        true
+    }
+
+    /// From now on somebody waits for it.
+    fn hurry(&self) {
+        if let Some(group) = self.group() {
+            println!("━━ waiting for `cargo xtask {}`", self.name);
+            let _ = Command::new("renice").args(["-n", "0", "-g", &group]).stdout(Stdio::null()).status();
         }
     }
 }
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child
-            && let Ok(None) = child.try_wait()
-        {
-            let _ = Command::new("kill").args(["--", &format!("-{}", child.id())]).stderr(Stdio::null()).status();
-            let _ = child.wait();
+        if let Some(group) = self.group() {
+            let _ = Command::new("kill").args(["--", &format!("-{group}")]).stderr(Stdio::null()).status();
+            self.wait(Duration::from_secs(10));
         }
     }
 }
