@@ -13,11 +13,12 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, unshare};
+use sheave_ebpf::counter::Counter;
 use sheave_tests::{
     packet::{self, ETH, ICMP, ICMPV6},
     packet_model::{
         Model,
-        fate::{Came, Hook, Outcome, Verdict, Why},
+        fate::{Came, Fate, Hook, Outcome, Verdict, Why},
         programs::Programs,
         traffic::{Random, Traffic},
         world::{NODE, Net, TAKEN, World},
@@ -111,18 +112,20 @@ fn step(
         return Ok(Outcome { verdict: Verdict::Drop, bytes: packet.to_vec(), mark });
     };
     let fate = model.fate(hook, &Came { bytes: packet, mark, did: &did });
-    if let Err(error) = agree(packet, &did, &fate.outcome) {
-        let counts = programs.counts()?;
+    let counted = programs.counted()?;
+    if let Err(error) = agree(packet, &did, &fate, &counted) {
         return Err(error.context(format!(
-            "{hook:?}, mark {mark:#x}\n{packet:02x?}\nbecame {did:02x?}\nshould be {fate:02x?}\n{counts:?}"
+            "{hook:?}, mark {mark:#x}\n{packet:02x?}\nbecame {did:02x?}, {counted:?}\nshould be {fate:02x?}"
         )));
     }
     *tally.entry(fate.why).or_insert(0) += 1;
     Ok(did)
 }
 
-fn agree(packet: &[u8], did: &Outcome, expected: &Outcome) -> Result<()> {
+fn agree(packet: &[u8], did: &Outcome, fate: &Fate, counted: &[Counter]) -> Result<()> {
+    let expected = &fate.outcome;
     ensure!(did.verdict == expected.verdict, "the verdict is {:?}, not {:?}", did.verdict, expected.verdict);
+    ensure!(fate.is_counted(counted), "{counted:?} was counted for {:?}", fate.why);
     if did.verdict == Verdict::Drop {
         return Ok(());
     }

@@ -1,5 +1,7 @@
 //! What becomes of a packet, and why: all that the packet path can do.
 
+use sheave_ebpf::counter::Counter;
+
 /// Where a packet comes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
@@ -113,6 +115,43 @@ impl Why {
         Self::Clash,
         Self::Exhausted,
     ];
+}
+
+impl Fate {
+    /// Whether just what people are told of such a fate was counted. Ports that were tried in vain do not matter.
+    #[must_use]
+    pub fn is_counted(&self, counted: &[Counter]) -> bool {
+        let told: &[Counter] = match (self.why, self.outcome.verdict) {
+            (Why::Opened, _) => &[Counter::PacketForward],
+            (Why::Clash, Verdict::Drop) => &[Counter::PacketClash],
+            (Why::Clash, _) => &[Counter::PacketForward, Counter::PacketOtherPort],
+            (Why::FalseError, _) => &[Counter::PacketMalformed],
+            (Why::Pinged, _) => &[Counter::PacketPing],
+            (Why::NoEndpoint, _) => &[Counter::PacketReject],
+            (Why::NoLocalEndpoint, _) => &[Counter::PacketDrop],
+            (Why::UnknownPort | Why::Stray, _) => &[Counter::PacketUnknownPort],
+            (Why::UnknownAddress, _) => &[Counter::PacketUnknownAddress],
+            (Why::Unreachable, _) => {
+                return [[Counter::PacketReject], [Counter::PacketUnknownPort]].iter().any(|told| counted == told);
+            }
+            (Why::SourceRange, _) => &[Counter::PacketSourceRange],
+            (Why::FromOutside, _) => &[Counter::PacketClusterIpFromOutside],
+            (Why::SctpPort, _) => &[Counter::PacketSctpPort],
+            (Why::Exhausted, _) => &[Counter::SnatExhausted],
+            (
+                Why::Foreign
+                | Why::Awaited
+                | Why::Followed
+                | Why::Masqueraded
+                | Why::Returned
+                | Why::Answered
+                | Why::Fragment
+                | Why::Error,
+                _,
+            ) => &[],
+        };
+        counted.iter().filter(|counter| **counter != Counter::SnatRetry).eq(told)
+    }
 }
 
 /// What should become of a packet.

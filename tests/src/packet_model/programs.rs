@@ -1,6 +1,7 @@
 //! The packet programs as the kernel runs them, with their maps filled from a [`World`].
 
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     sync::atomic::{AtomicU32, Ordering},
     thread,
@@ -49,6 +50,8 @@ const EACH: u32 = 16;
 #[derive(Debug)]
 pub struct Programs {
     ebpf: Ebpf,
+    /// What they had counted when somebody last looked.
+    counts: BTreeMap<Counter, u64>,
 }
 
 impl Programs {
@@ -74,7 +77,7 @@ impl Programs {
             loader.override_global(name, value, true);
         }
         loader.map_max_entries("CONNTRACK", 65_536);
-        let mut programs = Self { ebpf: loader.load(OBJECT)? };
+        let mut programs = Self { ebpf: loader.load(OBJECT)?, counts: BTreeMap::new() };
         for hook in HOOKS {
             programs.program(hook)?.load()?;
         }
@@ -212,15 +215,21 @@ impl Programs {
         })
     }
 
-    /// What the programs counted.
+    /// What the packet programs have counted since the last call, in order.
     ///
     /// # Errors
     /// When the counters cannot be read.
-    pub fn counts(&mut self) -> Result<Vec<(&'static str, u64)>> {
+    pub fn counted(&mut self) -> Result<Vec<Counter>> {
         let map = self.ebpf.map_mut("COUNTERS").context("no COUNTERS")?;
         let counters: PerCpuArray<_, u64> = map.try_into()?;
-        let count = |c: &Counter| counters.get(&(*c as u32), 0).map_or(0, |cpus| cpus.iter().sum());
-        Ok(Counter::ALL.iter().map(|c| (c.name(), count(c))).filter(|(_, n)| *n > 0).collect())
+        let mut moved = Vec::new();
+        for counter in Counter::ALL.iter().filter(|counter| **counter >= Counter::PacketForward) {
+            let count = counters.get(&(*counter as u32), 0)?.iter().sum();
+            if self.counts.insert(*counter, count).unwrap_or(0) != count {
+                moved.push(*counter);
+            }
+        }
+        Ok(moved)
     }
 
     fn program(&mut self, hook: Hook) -> Result<&mut SchedClassifier> {
