@@ -161,12 +161,13 @@ fn a_service_that_changes_its_type_keeps_exactly_what_the_new_one_has() -> Resul
     Ok(())
 }
 
-/// Case 12: an address shared by two Services with different ports.
+/// Case 12: an address shared by two Services with different ports, for a pod and from outside.
 #[test]
 fn case_12_deleting_one_service_leaves_the_others_ports_of_an_external_ip() -> Result<()> {
     let Some((lab, agent)) = Lab::with_agent()? else { return Ok(()) };
     let _servers = [lab.n1().server(10, "A")?, lab.n1().server(11, "B")?];
-    let client = client(&lab.n1().pod(20)?.place)?;
+    lab.route("203.0.113.0/24", lab.n1())?;
+    let clients = [client(&lab.n1().pod(20)?.place)?, client(&lab.outside)?];
     let service = |name: &str, ip: &str, port| {
         Svc::new(name).ip(ip).port("t", port, "TCP").set("externalIPs", json!(["203.0.113.20"]))
     };
@@ -174,16 +175,21 @@ fn case_12_deleting_one_service_leaves_the_others_ports_of_an_external_ip() -> R
     let (s1, s2) = (Slice::web("e1").ready("10.244.1.10", "n1"), Slice::web("e2").ready("10.244.1.11", "n1"));
     lab.apply(&[&e1, &s1, &e2, &s2])?;
     lab.settle(&agent)?;
-    assert_eq!(client.outcome(Way::Tcp, "203.0.113.20:80")?, "A");
-    let load = client.load(Way::Tcp, LoadKind::Dial, "203.0.113.20:443", Duration::ZERO)?;
+    for client in &clients {
+        assert_eq!(client.outcome(Way::Tcp, "203.0.113.20:80")?, "A");
+    }
+    let loads = clients.iter().map(|client| client.load(Way::Tcp, LoadKind::Dial, "203.0.113.20:443", Duration::ZERO));
+    let loads = loads.collect::<Result<Vec<_>>>()?;
     for _ in 0..3 {
         lab.delete(&[&e1])?;
         lab.settle(&agent)?;
         lab.apply(&[&e1])?;
         lab.settle(&agent)?;
     }
-    let report = load.stop()?;
-    assert!(report.failed == 0 && report.names.keys().eq(["B"]), "{report:?}");
+    for load in loads {
+        let report = load.stop()?;
+        assert!(report.failed == 0 && report.names.keys().eq(["B"]), "{report:?}");
+    }
     Ok(())
 }
 
@@ -227,7 +233,7 @@ fn a_contested_address_has_one_owner_everywhere() -> Result<()> {
     lab.apply(&[&slice("z-old", "10.244.1.10"), &slice("n-z-old", "10.244.1.10")])?;
     lab.apply(&[&slice("a-new", "10.244.1.11"), &slice("n-a-new", "10.244.1.11")])?;
     let mut agents = [lab.n1().agent()?, lab.n2().agent()?];
-    let clients = [client(&lab.n1().host)?, client(&lab.n2().host)?];
+    let (clients, outside) = ([client(&lab.n1().host)?, client(&lab.n2().host)?], client(&lab.outside)?);
     let check = |agents: &[Agent; 2], row: &str, expected: &str| -> Result<()> {
         for (node, (agent, client)) in agents.iter().zip(&clients).enumerate() {
             let own = format!("192.0.2.1{}", node + 1);
@@ -241,6 +247,8 @@ fn a_contested_address_has_one_owner_everywhere() -> Result<()> {
                 let answered = client.dial_many(Way::Tcp, &format!("{}:{}", at.0, at.1), 20)?;
                 assert!(answered.keys().eq([expected]), "{row}: {at:?} on node {node}: {answered:?}");
             }
+            let answered = outside.dial_many(Way::Tcp, &format!("{own}:30050"), 20)?;
+            assert!(answered.keys().eq([expected]), "{row}: node {node}, from outside: {answered:?}");
         }
         Ok(())
     };

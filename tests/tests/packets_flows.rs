@@ -19,16 +19,20 @@ use socket2::{Domain, Protocol, Socket, Type};
 const POD: &str = "10.244.1.30";
 
 /// FLOW-1, the rows of pods and of the node as they are by default: their sockets go straight to the endpoint. So it sees
-/// a pod at a node port and a balancer's address too, where kube-proxy masquerades unless the policy is Local.
+/// a pod at a node port, a balancer's and an external address too, where kube-proxy masquerades unless the policy is Local.
 #[test]
 fn flow_1_sockets_go_straight_to_the_endpoint_which_sees_whose_they_are() -> Result<()> {
     let Some(pair) = Pair::new()? else { return Ok(()) };
     let inside = pair.lab.n1().pod(30)?;
-    let lb = |n: u8, s: Svc| s.ingress(&format!("203.0.113.{n}"), "VIP").ingress(&format!("2001:db8:203::{n}"), "VIP");
+    let from_outside = |n: u8, s: Svc| {
+        let external = [format!("203.0.113.1{n}"), format!("2001:db8:203::1{n}")];
+        let s = s.ingress(&format!("203.0.113.{n}"), "VIP").ingress(&format!("2001:db8:203::{n}"), "VIP");
+        s.set("externalIPs", json!(external))
+    };
     let both = [&pair.a, &pair.b];
-    pair.service("svc1", 41, &both, |s| lb(41, s))?;
-    pair.service("svc2", 42, &both, |s| lb(42, s).set("externalTrafficPolicy", json!("Local")))?;
-    pair.service("svc3", 43, &both, |s| lb(43, s).set("internalTrafficPolicy", json!("Local")))?;
+    pair.service("svc1", 41, &both, |s| from_outside(41, s))?;
+    pair.service("svc2", 42, &both, |s| from_outside(42, s).set("externalTrafficPolicy", json!("Local")))?;
+    pair.service("svc3", 43, &both, |s| from_outside(43, s).set("internalTrafficPolicy", json!("Local")))?;
     let agent = pair.lab.n1().agent()?;
     pair.lab.settle(&agent)?;
     for (client, seen, seen6) in
@@ -37,14 +41,25 @@ fn flow_1_sockets_go_straight_to_the_endpoint_which_sees_whose_they_are() -> Res
         let (v4, v6) = ([("a", seen), ("b", seen)], [("a", seen6), ("b", seen6)]);
         for way in Way::ALL {
             for n in [41, 42, 43] {
-                for (ip, node, balancer, servers) in [
-                    (format!("10.96.0.{n}:80"), "192.0.2.11", format!("203.0.113.{n}:80"), &v4),
-                    (format!("[2001:db8:96::{n}]:80"), "[2001:db8::11]", format!("[2001:db8:203::{n}]:80"), &v6),
+                for (ip, node, [balancer, external], servers) in [
+                    (
+                        format!("10.96.0.{n}:80"),
+                        "192.0.2.11",
+                        [format!("203.0.113.{n}:80"), format!("203.0.113.1{n}:80")],
+                        &v4,
+                    ),
+                    (
+                        format!("[2001:db8:96::{n}]:80"),
+                        "[2001:db8::11]",
+                        [format!("[2001:db8:203::{n}]:80"), format!("[2001:db8:203::1{n}]:80")],
+                        &v6,
+                    ),
                 ] {
                     let near = if n == 43 { &servers[..1] } else { &servers[..] };
                     reaches(&client, way, &ip, near)?;
                     reaches(&client, way, &format!("{node}:300{n}"), servers)?;
                     reaches(&client, way, &balancer, servers)?;
+                    reaches(&client, way, &external, servers)?;
                 }
             }
         }
