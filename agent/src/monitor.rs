@@ -84,6 +84,7 @@ const fn verdict(reason: Counter) -> &'static str {
         | Counter::SocketNoPeer
         | Counter::AffinityFull
         | Counter::SnatRetry
+        | Counter::SnatGivenUp
         | Counter::EventLost => "untouched",
         Counter::SocketDrop
         | Counter::SocketSourceRange

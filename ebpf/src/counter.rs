@@ -86,6 +86,9 @@ counters! {
     PacketClusterIpFromOutside = 31, "packet_cluster_ip_from_outside";
     /// A client already talked to the chosen backend from its port through another address: it was given another port.
     PacketOtherPort = 32, "packet_other_port";
+    /// A port to masquerade a client behind turned out to be another connection's, which netfilter gave it: given up, and
+    /// another one taken for the client's next packet.
+    SnatGivenUp = 33, "snat_given_up";
     /// A record for `sheave monitor` was lost because its reader was too slow.
     EventLost = 40, "event_lost";
 }

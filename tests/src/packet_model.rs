@@ -11,7 +11,7 @@ pub mod traffic;
 pub mod world;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -20,7 +20,7 @@ use self::{
     shape::{Ends, Fragments, Shape, pong},
     world::{Endpoint, Kind, Net, PORTS, Scope, TAKEN, Whose, Without, World},
 };
-use crate::packet::{self, ETH, FIN, ICMP, ICMPV6, RST, SCTP, TCP, UDP};
+use crate::packet::{self, ETH, FIN, ICMP, ICMPV6, RST, SCTP, SYN, TCP, UDP};
 
 /// Where the packets of a client go.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,8 @@ struct Reply {
     frontend: SocketAddr,
     /// The client's own port.
     port: u16,
-    seen: u8,
+    /// TCP flags so far; `None` = there was no reply yet.
+    seen: Option<u8>,
 }
 
 /// What is configured, and what has been seen.
@@ -56,6 +57,8 @@ pub struct Model {
     masquerades: HashMap<Ends, SocketAddr>,
     /// Backend and this node → client, at ingress.
     returns: HashMap<Ends, SocketAddr>,
+    /// Those of them that were answered, as far as they know.
+    answered: HashSet<Ends>,
     fragments: Fragments,
     /// Service and client → the backends that it may be bound to: one, once a packet has shown which.
     bound: HashMap<(usize, IpAddr), BTreeSet<Endpoint>>,
@@ -74,6 +77,7 @@ impl Model {
             replies: HashMap::new(),
             masquerades: HashMap::new(),
             returns: HashMap::new(),
+            answered: HashSet::new(),
             fragments: Fragments::default(),
             bound: HashMap::new(),
             masqueraded: false,
@@ -120,7 +124,7 @@ impl Model {
             return self.follow(came, &p);
         }
         match self.returned(&p) {
-            Some(client) => self.arrive(came, &p, (client, p.src.port()), self.reply_mark(), Why::Returned),
+            Some(client) => self.hand_back(came, &p, client),
             None => came.untouched(Why::Foreign),
         }
     }
@@ -150,9 +154,45 @@ impl Model {
             return self.forward(came, p, dial, Why::Followed);
         }
         match self.returns.get(&p.ends()).copied() {
-            Some(client) => self.arrive(came, p, (client, p.src.port()), self.reply_mark(), Why::Returned),
+            Some(client) => self.hand_back(came, p, client),
             None => came.untouched(Why::Foreign),
         }
+    }
+
+    /// What is for a port of this node that a client is masqueraded with.
+    fn hand_back(&mut self, came: &Came, p: &Shape, client: SocketAddr) -> Fate {
+        if p.proto == TCP && p.is_ordinary() && self.is_anothers(p, client) {
+            self.masquerades.remove(&(p.proto, client, p.src));
+            self.returns.remove(&p.ends());
+            self.answered.remove(&p.ends());
+            return came.untouched(Why::GivenUp);
+        }
+        self.arrive(came, p, (client, p.src.port()), self.reply_mark(), Why::Returned)
+    }
+
+    /// Whether a segment is for a connection that netfilter gave the same port: an ACK although no SYN was answered, or an
+    /// answered SYN although the flow is over (F37).
+    fn is_anothers(&mut self, p: &Shape, client: SocketAddr) -> bool {
+        let is_first = !self.answered.contains(&p.ends());
+        let reply = self.replies.get(&(p.proto, p.src, client));
+        let dial = reply.and_then(|reply| {
+            let client = SocketAddr::new(client.ip(), reply.port);
+            self.dials.get(&(p.proto, client, reply.frontend))
+        });
+        let (dialled, replied) = (dial.map_or(0, |dial| dial.seen), reply.and_then(|reply| reply.seen));
+        let is_over = {
+            let replied = replied.unwrap_or_default();
+            (dialled | replied) & RST != 0 || dialled & replied & FIN != 0
+        };
+        let is_anothers = match (is_first, p.tcp & SYN != 0) {
+            (true, false) => p.tcp & RST == 0 && replied.is_none(),
+            (false, true) => is_over,
+            (true, true) | (false, false) => false,
+        };
+        if !is_anothers {
+            self.answered.insert(p.ends());
+        }
+        is_anothers
     }
 
     /// A SYN, or any datagram.
@@ -208,7 +248,7 @@ impl Model {
         let mut endpoints = self.world.services[service].endpoints.iter();
         let serves = endpoints.any(|endpoint| endpoint.at == dial.backend && endpoint.serves);
         let client = SocketAddr::new(p.src.ip(), dial.port);
-        let replies = self.replies.get(&(p.proto, dial.backend, client)).map_or(0, |reply| reply.seen);
+        let replies = self.replies.get(&(p.proto, dial.backend, client)).and_then(|reply| reply.seen).unwrap_or(0);
         let is_done = p.proto == TCP && (replies & RST != 0 || dial.seen & replies & FIN != 0);
         dial.service == service && serves && !is_done
     }
@@ -280,7 +320,7 @@ impl Model {
         // What is masqueraded to a process of this node does not leave: its replies come by as they are.
         self.plain |= !is_masqueraded || is_own;
         let dial = Dial { service, backend: endpoint.at, port, is_masqueraded, seen: p.tcp };
-        let reply = Reply { frontend: p.dst, port: p.src.port(), seen: 0 };
+        let reply = Reply { frontend: p.dst, port: p.src.port(), seen: None };
         self.replies.insert((p.proto, endpoint.at, SocketAddr::new(p.src.ip(), port)), reply);
         self.dials.insert(p.ends(), dial);
         dial
@@ -293,7 +333,7 @@ impl Model {
         match p.proto {
             TCP => came.answered(p.reset(), why),
             UDP => {
-                let reply = Reply { frontend: p.dst, port: p.src.port(), seen: 0 };
+                let reply = Reply { frontend: p.dst, port: p.src.port(), seen: None };
                 self.replies.insert((p.proto, nobody, p.src), reply);
                 self.plain = true;
                 self.arrive(came, p, (nobody, p.src.port()), 0, why)
@@ -326,7 +366,9 @@ impl Model {
         }
         let Some(p) = Shape::read(came.bytes, &self.fragments, true) else { return came.untouched(Why::Foreign) };
         if let Some(reply) = self.replies.get_mut(&p.ends()) {
-            reply.seen = seen_after(reply.seen, p.tcp);
+            if p.quoted.is_none() {
+                reply.seen = Some(seen_after(reply.seen.unwrap_or(0), p.tcp));
+            }
             let sent = (reply.frontend, reply.port);
             return self.leave(came, &p, sent, Why::Answered);
         }

@@ -82,6 +82,14 @@ fn is_done(tuple: &Tuple, flow: &Flow) -> bool {
     conntrack::is_done(seen::flags(flow.seen), seen::flags(replies))
 }
 
+/// What was seen of the client's packets and of the replies, given a reply as it leaves.
+#[inline(always)]
+pub fn seen_of(reply: &Tuple) -> (u32, u32) {
+    let Some(Entry { flow: replies, .. }) = find(reply) else { return (0, 0) };
+    let dialled = find(&reply.dial(&replies)).map_or(0, |dial| dial.flow.seen);
+    (seen::flags(dialled), seen::flags(replies.seen))
+}
+
 /// Why a flow was not made.
 pub enum Refused {
     /// The client and port already talk to this backend through another address or port.

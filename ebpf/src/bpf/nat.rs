@@ -1,13 +1,14 @@
 //! Masquerading a client as this node: which address and port.
 use crate::{
-    conntrack, count, maps, select,
-    skb::{self, DROP, NEXT, Packet, Skb},
+    conntrack::{self, Entry},
+    count, maps, select,
+    skb::{self, DROP, NEXT, Packet, Skb, TCP_RST, TCP_SYN},
     watch,
 };
 use aya_ebpf::bindings::BPF_NOEXIST;
 use sheave_ebpf::{
     addr::Addr,
-    conntrack::{Flow, HOOK_INGRESS, ROLE_MASQUERADE, ROLE_RETURN, Tuple, seen},
+    conntrack::{Flow, HOOK_EGRESS, HOOK_INGRESS, Phase, ROLE_MASQUERADE, ROLE_RETURN, Tuple, seen},
     counter::Counter,
     device::Device,
     frontend::FrontendKey,
@@ -23,6 +24,45 @@ const TRIES: u32 = 32;
 pub fn is_ours(port: u16) -> bool {
     let (first, count) = maps::snat_ports();
     u32::from(u16::from_be(port)).wrapping_sub(first) < count
+}
+
+/// Whether what arrives at a masquerading port answers the flow that has the port. netfilter takes such ports as well, without
+/// asking: for what kube-proxy masquerades, and for a connection of this node's own whose port is taken. Where both use one
+/// towards the same backend, TCP tells whose connection that has (F37). A SYN within another connection is answered by a bare
+/// ACK; a SYN-ACK after the flow's end is for another's SYN. Either way the flow gives the port up.
+#[inline(always)]
+pub fn is_answer(packet: &Packet, entry: &Entry) -> bool {
+    if packet.tuple.proto != proto::TCP || !packet.is_ordinary() {
+        return true;
+    }
+    let is_first = seen::flags(entry.flow.seen) == 0;
+    let is_expected = if is_first { packet.tcp & (TCP_SYN | TCP_RST) != 0 } else { packet.tcp & TCP_SYN == 0 };
+    if !is_expected && gives_up(packet, &entry.flow) {
+        return false;
+    }
+    if is_first {
+        entry.touch(packet);
+    }
+    true
+}
+
+/// Gives the port up if the packet cannot be the flow's. The client's next packet is masqueraded anew.
+#[inline(never)]
+fn gives_up(packet: &Packet, flow: &Flow) -> bool {
+    let reply = packet.tuple.after_ingress(flow).at(HOOK_EGRESS);
+    let (dialled, replied) = conntrack::seen_of(&reply);
+    let is_anothers = if packet.tcp & TCP_SYN == 0 {
+        replied & seen::ANY == 0
+    } else {
+        Phase::of(proto::TCP, dialled, replied) as u8 == Phase::Closed as u8
+    };
+    if is_anothers {
+        // Whoever takes the port next must not share it.
+        maps::remove_flow(&reply.reversed());
+        maps::remove_flow(&packet.tuple);
+        count::bump(Counter::SnatGivenUp);
+    }
+    is_anothers
 }
 
 /// The address that a device lends to a packet of a family; `None` when it has none.

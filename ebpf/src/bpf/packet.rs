@@ -138,7 +138,7 @@ fn unmasquerade(skb: Skb, packet: &Packet) -> Option<i32> {
         return None;
     }
     let entry = conntrack::find(&packet.tuple)?;
-    (entry.flow.role() == ROLE_RETURN).then(|| send(skb, packet, &entry.flow))
+    (entry.flow.role() == ROLE_RETURN && nat::is_answer(packet, &entry)).then(|| send(skb, packet, &entry.flow))
 }
 
 /// A packet of a known flow.
@@ -147,6 +147,9 @@ fn follow(skb: Skb, packet: &Packet) -> Option<i32> {
     let entry = conntrack::find(&packet.tuple)?;
     if entry.flow.role() == ROLE_DIAL && packet.quoted == 0 {
         entry.touch(packet);
+    }
+    if entry.flow.role() == ROLE_RETURN && !nat::is_answer(packet, &entry) {
+        return None;
     }
     Some(send(skb, packet, &entry.flow))
 }

@@ -87,11 +87,13 @@ pub enum Why {
     Clash,
     /// No port is free to masquerade with (F37).
     Exhausted,
+    /// A port to masquerade with turns out to be another connection's (F37).
+    GivenUp,
 }
 
 impl Why {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Foreign,
         Self::Awaited,
         Self::Opened,
@@ -114,6 +116,7 @@ impl Why {
         Self::SctpPort,
         Self::Clash,
         Self::Exhausted,
+        Self::GivenUp,
     ];
 }
 

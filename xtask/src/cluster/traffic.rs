@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use socket2::{Domain, Socket, Type};
 
 use super::{cgroup, lab::Lab};
 use crate::root;
@@ -107,8 +108,10 @@ pub fn ask(addresses: &[SocketAddr]) -> Result<()> {
 fn go_on(address: SocketAddr, stays: bool, name: &str, counts: &Mutex<BTreeMap<String, Count>>) {
     let mut kept: Option<TcpStream> = None;
     loop {
-        let open = || TcpStream::connect_timeout(&address, PATIENCE).map_err(Into::into);
-        let result = kept.take().map_or_else(open, Ok).and_then(|mut stream| request(&mut stream).map(|()| stream));
+        let result = kept.take().map_or_else(|| dial(address), Ok).and_then(|mut stream| {
+            let port = stream.local_addr().map(|from| from.port()).unwrap_or_default();
+            request(&mut stream).map(|()| stream).with_context(|| format!("from port {port}"))
+        });
         if let Ok(mut counts) = counts.lock() {
             let count = counts.entry(name.to_owned()).or_default();
             match result {
@@ -121,6 +124,16 @@ fn go_on(address: SocketAddr, stays: bool, name: &str, counts: &Mutex<BTreeMap<S
         }
         thread::sleep(PAUSE);
     }
+}
+
+/// What cannot be reached is told with the port it was dialled from, by which captures and conntrack know it.
+fn dial(address: SocketAddr) -> Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None).context("cannot make a socket")?;
+    socket.connect_timeout(&address.into(), PATIENCE).with_context(|| {
+        let from = socket.local_addr().ok().and_then(|from| from.as_socket());
+        format!("from port {}", from.map_or(0, |from| from.port()))
+    })?;
+    Ok(socket.into())
 }
 
 fn request(stream: &mut TcpStream) -> Result<()> {
