@@ -141,6 +141,7 @@ impl Fate {
             (Why::FromOutside, _) => &[Counter::PacketClusterIpFromOutside],
             (Why::SctpPort, _) => &[Counter::PacketSctpPort],
             (Why::Exhausted, _) => &[Counter::SnatExhausted],
+            (Why::GivenUp, _) => &[Counter::SnatGivenUp],
             (
                 Why::Foreign
                 | Why::Awaited
