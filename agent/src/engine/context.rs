@@ -8,7 +8,7 @@ use std::{
 use super::EngineOptions;
 use crate::{
     model::{Family, Protocol, ServiceName, State},
-    plan::group::NodeContext,
+    plan::{group::NodeContext, node_ports::is_link_local},
 };
 
 /// From this node's Node object and its devices. Without a Node object, as on a host that only reads manifests, the
@@ -54,8 +54,5 @@ fn published(state: &State, asked: &BTreeSet<SocketAddr>) -> BTreeSet<SocketAddr
 
 /// Neither loopback nor of one link only.
 fn is_global(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local() && !v4.is_unspecified(),
-        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local() && !v6.is_unspecified(),
-    }
+    !ip.is_loopback() && !ip.is_unspecified() && !is_link_local(ip)
 }

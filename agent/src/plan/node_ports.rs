@@ -26,7 +26,8 @@ impl NodePortAddresses {
         Self { primary: true, ..Self::default() }
     }
 
-    /// What is served in one family. `own` are the addresses of this Node's object, `interfaces` those of the host.
+    /// What is served in one family. `own` are the addresses of this Node's object, `interfaces` those of the host: none
+    /// that is of one link only, of which each pod's device has one, but for the node's primary.
     #[must_use]
     pub fn of_family(&self, family: Family, own: &[IpAddr], interfaces: &[IpAddr]) -> Served {
         let of_family = |ip: &&IpAddr| Family::of(**ip) == family;
@@ -35,10 +36,9 @@ impl NodePortAddresses {
         let match_all = self.all || networks.iter().any(|net| net.prefix_len() == 0) || !asked;
         let primary = own.iter().find(of_family).filter(|_| self.primary);
         let wanted = |ip: &IpAddr| {
-            match_all
-                || primary == Some(ip)
-                || (self.localhost && ip.is_loopback())
-                || networks.iter().any(|net| net.contains(ip))
+            let asked =
+                match_all || (self.localhost && ip.is_loopback()) || networks.iter().any(|net| net.contains(ip));
+            primary == Some(ip) || (asked && !is_link_local(*ip))
         };
         let mut addresses: Vec<IpAddr> = Vec::new();
         for ip in interfaces.iter().filter(of_family).copied().filter(wanted) {
@@ -89,6 +89,15 @@ impl FromStr for NodePortAddresses {
             }
         }
         Ok(spec)
+    }
+}
+
+/// Of one link only: it says nothing without a device.
+#[must_use]
+pub const fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
     }
 }
 

@@ -53,15 +53,17 @@ fn networks_choose_among_the_addresses_of_the_host() {
 }
 
 #[test]
-fn keywords_name_addresses_of_both_families() {
+fn keywords_name_addresses_of_both_families_but_none_of_one_link() {
     let own = "192.168.0.2 2001:db8::1 192.168.1.2 2001:db8:1::2";
-    let interfaces = "127.0.0.1 ::1 192.168.0.2 192.168.1.2 172.17.0.1 2001:db8::1 2001:db8:1::2";
+    let interfaces = "127.0.0.1 ::1 192.168.0.2 192.168.1.2 172.17.0.1 2001:db8::1 2001:db8:1::2 \
+                      169.254.20.10 fe80::1";
     for (spec, v4, v6) in [
         ("primary", "192.168.0.2", "2001:db8::1"),
         ("localhost", "127.0.0.1", "::1"),
         ("primary, localhost", "127.0.0.1 192.168.0.2", "::1 2001:db8::1"),
         ("primary,192.168.1.0/24", "192.168.0.2 192.168.1.2", "2001:db8::1"),
         ("all", "* 127.0.0.1 192.168.0.2 192.168.1.2 172.17.0.1", "* ::1 2001:db8::1 2001:db8:1::2"),
+        ("169.254.0.0/16,fe80::/10", "", ""),
     ] {
         let parsed: NodePortAddresses = spec.parse().unwrap();
         assert_eq!(served(&parsed, Family::V4, own, interfaces), v4, "{spec} v4");
@@ -71,6 +73,7 @@ fn keywords_name_addresses_of_both_families() {
     assert_eq!("primary".parse(), Ok(primary.clone()));
     assert_eq!(served(&primary, Family::V6, "192.168.0.2", interfaces), "", "a node without IPv6 serves none there");
     assert_eq!(served(&primary, Family::V4, "203.0.113.9", interfaces), "", "an address that no interface has");
+    assert_eq!(served(&primary, Family::V6, "fe80::1", interfaces), "fe80::1", "a node that has no other");
 }
 
 #[test]
