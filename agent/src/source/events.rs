@@ -26,8 +26,8 @@ pub async fn post(cluster: Arc<Cluster>, node: String, mut events: UnboundedRece
                 has_warned = true;
                 tracing::warn!(
                     reason = status.message,
-                    "the API server takes no events from this agent: let its account create and patch events, with the \
-                     chart by rbac.events=true"
+                    "the API server does not take every event from this agent: let its account create and patch them, with the \
+                     chart by rbac.events=node, or on Services too by rbac.events=services"
                 );
             }
             Err(error) => tracing::debug!(%error, ?event, "cannot post an event"),
