@@ -15,7 +15,10 @@ use crate::{
     datapath::{
         Datapath, Stale,
         host::{addresses, discard, sockets::Closer},
-        programs::load::{self, Features, Switches},
+        programs::{
+            features::Features,
+            load::{self, Switches},
+        },
         tables::{
             filling::{self, Filling},
             kernel::Kernel,

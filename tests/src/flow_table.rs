@@ -14,7 +14,8 @@ use sheave_agent::datapath::{
     Limits,
     programs::{
         attach,
-        load::{self, Features, Switches},
+        features::Features,
+        load::{self, Switches},
     },
     tables::{clock, flows::Flows, pins::Pins},
 };

@@ -2,19 +2,21 @@
 //! virtual machine of each kernel of `kernels.toml`: `cargo xtask vm`. Few tests and few agents, since software
 //! emulation is ten times slower.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use sheave_agent::datapath::programs::probe::KernelVersion;
 use sheave_tests::{
     agent::Agent,
     client::{LoadKind, Way},
     lab::Lab,
     monitor::Monitor,
+    node::Node,
     objects::{Slice, Svc},
     pair::{N1, N1_6, N1_6_UPLINK, N1_UPLINK, OUTSIDE, OUTSIDE6, Pair, WAYS, reaches},
+    place::program,
     transfer::{reached, serve_near_far_seen},
     wait::{SOON, eventually},
 };
@@ -39,12 +41,32 @@ fn web() -> (Svc, [Slice; 2]) {
     (service, slices)
 }
 
-/// The agent says which features it misses, and they are those that `docs/kernel.md` lists for this kernel.
-fn features_are_those_of(kernel: KernelVersion, agent: &Agent) -> Result<()> {
-    let status = agent.status()?;
-    for (name, since) in [("set-retval", KernelVersion(5, 18)), ("netns-cookie", KernelVersion(5, 14))] {
-        let feature = status.features.iter().find(|feature| feature.name == name).context(name)?;
-        assert_eq!(feature.available, kernel >= since, "{name} on {kernel:?}");
+/// The agent says which features it misses, and they are those that `docs/kernel.md` lists for this kernel; `check` says
+/// the same.
+fn features_are_those_of(kernel: KernelVersion, agent: &Agent, node: &Node) -> Result<()> {
+    let since = |major, minor| kernel >= KernelVersion(major, minor);
+    let expected = [
+        ("set-retval", since(5, 18)),
+        ("netns-cookie", since(5, 14)),
+        ("mptcp", since(5, 19) || !Path::new("/proc/sys/net/mptcp").exists()),
+        ("discard-route", true),
+        ("checksum-ipv6", since(6, 16)),
+        ("current-task", true),
+        ("tcx", since(6, 6)),
+        ("classifiers", true),
+    ];
+    let expected = expected.map(|(name, available)| (name.to_owned(), available)).to_vec();
+    let said = agent.status()?.features.into_iter().map(|feature| (feature.name, feature.available));
+    assert_eq!(said.collect::<Vec<_>>(), expected, "status on {kernel:?}");
+    let cgroup = node.host.cgroup.to_string_lossy();
+    let bpffs = node.paths().bpffs.to_string_lossy();
+    let args = ["check", "--bpffs", &bpffs, "--cgroup-root", &cgroup, "-o", "json"];
+    let findings: Value = serde_json::from_str(&node.host.run(program("sheave")?, &args)?)?;
+    for (name, available) in expected {
+        let finding =
+            findings["items"].as_array().into_iter().flatten().find(|finding| finding["name"] == name.as_str());
+        let status = &finding.with_context(|| format!("check says nothing of {name}"))?["status"];
+        assert_eq!(status, if available { "ok" } else { "warn" }, "check on {kernel:?}: {name}");
     }
     Ok(())
 }
@@ -61,7 +83,7 @@ fn sockets_are_served() -> Result<()> {
     let elsewhere = Slice::web("local").ready("10.244.2.10", "n2");
     lab.apply(&[&service, &slices[0], &slices[1], &empty, &local, &elsewhere])?;
     let mut agent = node.agent_with(&["--packet-path=false"])?; // loads in a tenth of the time
-    features_are_those_of(kernel, &agent)?;
+    features_are_those_of(kernel, &agent, node)?;
 
     let pod = node.pod(20)?;
     let (mut host, mut inside) = (node.host.client()?, pod.place.client()?);

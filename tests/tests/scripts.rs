@@ -14,7 +14,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use sheave_agent::{
     datapath::{
         Datapath, Limits,
-        programs::load::{self, Features, Switches},
+        programs::{
+            features::Features,
+            load::{self, Switches},
+        },
         tables::{
             fake::{Fake, Fault},
             kernel::Kernel,

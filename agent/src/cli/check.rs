@@ -14,7 +14,7 @@ use super::{
     packets::{SNAT_PORTS, snat_ports},
 };
 use crate::{
-    datapath::programs::probe::Facts,
+    datapath::programs::{features::Features, probe::Facts},
     exit::{self, Unwell},
     lifecycle::{
         check::{self, Finding, Grade, Plan},
@@ -55,6 +55,7 @@ impl CheckArgs {
         let told = self.cgroup_root.as_deref();
         let plan = Plan { bpffs: &paths.bpffs, cgroup_root: told, snat_ports: Some(self.snat_ports) };
         let mut findings = check::judge(&Facts::gather(told), plan);
+        findings.extend(check::features(&Features::foresee().views()));
         findings.push(running(lock::holder(&paths)));
         findings.push(takeover::finding(&paths));
         let missing = findings.iter().any(|f| f.status == Grade::Fail);

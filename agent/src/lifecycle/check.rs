@@ -4,7 +4,10 @@ use std::{ops::RangeInclusive, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::programs::probe::{Capabilities, Facts, KernelVersion, Supported, find_cgroup_root, mount_of};
+use crate::{
+    datapath::programs::probe::{Capabilities, Facts, KernelVersion, Supported, find_cgroup_root, mount_of},
+    view::FeatureView,
+};
 
 /// How a finding is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -72,7 +75,6 @@ pub fn judge(facts: &Facts, plan: Plan<'_>) -> Vec<Finding> {
         cgroup(facts, cgroup_root),
         bpf_filesystem(facts, bpffs),
         memlock(facts, version),
-        refusals(facts),
         cgroup_v1(facts, version),
         types(facts),
         compiler(facts),
@@ -81,6 +83,19 @@ pub fn judge(facts: &Facts, plan: Plan<'_>) -> Vec<Finding> {
         node_ports(facts),
         masquerade(facts, snat_ports),
     ]
+}
+
+/// Findings of what is optional, by the names that `status` gives it.
+#[must_use]
+pub fn features(views: &[FeatureView]) -> Vec<Finding> {
+    let finding = |feature: &FeatureView| {
+        if feature.available {
+            Finding::ok(&feature.name, "there")
+        } else {
+            Finding::warn(&feature.name, "missing", &feature.consequence)
+        }
+    };
+    views.iter().map(finding).collect()
 }
 
 fn kernel(facts: &Facts, version: Option<KernelVersion>) -> Finding {
@@ -220,18 +235,6 @@ fn memlock(facts: &Facts, version: Option<KernelVersion>) -> Finding {
         "limited",
         "grant CAP_SYS_RESOURCE or set LimitMEMLOCK=infinity: before 5.11 maps are locked memory",
     )
-}
-
-fn refusals(facts: &Facts) -> Finding {
-    const NAME: &str = "refused connections";
-    match facts.bpf.set_retval {
-        Ok(true) => Finding::ok(NAME, "fail with ECONNREFUSED"),
-        Ok(false) | Err(_) => Finding::warn(
-            NAME,
-            "fail with EPERM",
-            "without endpoints a Service says \"operation not permitted\"; from Linux 5.18 on, \"connection refused\"",
-        ),
-    }
 }
 
 /// Before 5.15 (commit 8520e224f547) a socket remembered either its v1 class or its v2 group.

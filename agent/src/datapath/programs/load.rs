@@ -5,8 +5,6 @@ use std::{os::fd::AsFd as _, path::Path};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{MapData, MapType},
-    programs::ProgramType,
-    sys::{BpfHelper, is_helper_supported},
 };
 use sheave_ebpf::{
     addr::Addr,
@@ -24,16 +22,15 @@ use sheave_ebpf::{
     source_range::SourceRange,
 };
 
+use crate::OBJECT;
 use crate::datapath::{
     Error, Limits, Result,
-    host::netns,
     programs::{
+        features::{Features, Mptcp},
         link::{self, Pinned},
-        probe::KernelVersion,
     },
     tables::{pinned::flatten, pins::Pins},
 };
-use crate::{OBJECT, view::FeatureView};
 
 /// What the operator chose that the programs must know when they are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,74 +89,6 @@ impl Default for PacketSwitches {
             keep_client: false,
             answer_pings: false,
         }
-    }
-}
-
-/// What this kernel can do of what is optional.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Features {
-    /// `bpf_set_retval`, Linux 5.18: a refused connect reads ECONNREFUSED, else EPERM.
-    pub set_retval: bool,
-    /// The cookie of this process's network namespace, Linux 5.14; 0 = unknown: no loopback NodePorts, no bind
-    /// protection, and every socket counts as a pod's.
-    pub host_netns: u64,
-    /// The discard route is in place.
-    pub discard: bool,
-    /// `bpf_skc_to_mptcp_sock`, Linux 5.19, and MPTCP.
-    pub mptcp: bool,
-    /// `BPF_F_IPV6`, Linux 6.16.
-    pub csum_ipv6: bool,
-    /// Programs may ask which process dials: `sheave monitor` names it.
-    pub current_task: bool,
-}
-
-impl Features {
-    /// Asks the kernel. `discard` is what [`discard::ensure`](crate::datapath::host::discard::ensure) achieved.
-    #[must_use]
-    pub fn probe(discard: bool) -> Self {
-        let has = |helper| is_helper_supported(ProgramType::CgroupSockAddr, helper).unwrap_or(false);
-        Self {
-            set_retval: has(BpfHelper::BPF_FUNC_set_retval),
-            host_netns: netns::cookie().unwrap_or(0),
-            discard,
-            // The helper is there without MPTCP too, but the verifier refuses who calls it.
-            mptcp: has(BpfHelper::BPF_FUNC_skc_to_mptcp_sock) && Path::new("/proc/sys/net/mptcp").exists(),
-            csum_ipv6: KernelVersion::running().is_some_and(|version| version >= KernelVersion(6, 16)),
-            current_task: has(BpfHelper::BPF_FUNC_get_current_pid_tgid) && has(BpfHelper::BPF_FUNC_get_current_comm),
-        }
-    }
-
-    /// As `status` shows them.
-    #[must_use]
-    pub fn views(self) -> Vec<FeatureView> {
-        let Features { set_retval, host_netns, discard, mptcp, csum_ipv6: _, current_task: _ } = self;
-        let feature = |name: &str, available: bool, consequence: &str| FeatureView {
-            name: name.to_owned(),
-            available,
-            consequence: consequence.to_owned(),
-        };
-        vec![
-            feature(
-                "set-retval",
-                set_retval,
-                "without it a refused connection fails with EPERM instead of ECONNREFUSED",
-            ),
-            feature(
-                "netns-cookie",
-                host_netns != 0,
-                "without it NodePorts do not answer on loopback, and processes can bind to NodePorts",
-            ),
-            feature(
-                "mptcp",
-                mptcp,
-                "without it connections of MPTCP sockets, if the kernel has them, stay counted and show the pod's address",
-            ),
-            feature(
-                "discard-route",
-                discard,
-                "without it connections that should be dropped silently fail with ETIMEDOUT at once",
-            ),
-        ]
     }
 }
 
@@ -269,7 +198,7 @@ pub fn load(pins: &Pins, limits: &Limits, switches: Switches, features: Features
         (globals::LOOPBACK_NODE_PORTS, flag(switches.loopback_node_ports)),
         (globals::BIND_PROTECTION, flag(switches.bind_protection)),
         (globals::DISCARD, flag(features.discard)),
-        (globals::MPTCP, flag(features.mptcp)),
+        (globals::MPTCP, flag(features.mptcp == Mptcp::Seen)),
         (globals::TRACK_TCP, flag(switches.track_tcp)),
         (globals::MARK, 1 << switches.packets.mark_bit),
         (globals::SNAT_FIRST, first_port.into()),

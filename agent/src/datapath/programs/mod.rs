@@ -1,6 +1,7 @@
 //! The programs in the kernel: loaded, attached, and looked after.
 
 pub mod attach;
+pub mod features;
 pub mod keep;
 pub mod link;
 pub mod load;

@@ -13,6 +13,7 @@ use aya::{
 };
 
 mod closing;
+pub(super) mod trial;
 
 /// Major and minor version of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,8 +130,6 @@ pub struct Bpf {
     pub cgroup_sock: Supported,
     /// Socket storage, Linux 5.2.
     pub socket_storage: Supported,
-    /// `bpf_set_retval`, Linux 5.18: without it a refused connect reads EPERM.
-    pub set_retval: Supported,
     /// `bpf_get_netns_cookie`, Linux 5.7.
     pub netns_cookie: Supported,
 }
@@ -143,7 +142,6 @@ impl Bpf {
             sock_addr: program(ProgramType::CgroupSockAddr),
             cgroup_sock: program(ProgramType::CgroupSock),
             socket_storage: is_map_supported(MapType::SkStorage).map_err(whole),
-            set_retval: helper(BpfHelper::BPF_FUNC_set_retval),
             netns_cookie: helper(BpfHelper::BPF_FUNC_get_netns_cookie),
         }
     }

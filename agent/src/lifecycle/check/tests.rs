@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use super::{Finding, Grade, Plan, judge};
-use crate::datapath::programs::probe::{Bpf, Capabilities, Facts, parse_mounts};
+use super::{Finding, Grade, Plan, features, judge};
+use crate::{
+    datapath::programs::probe::{Bpf, Capabilities, Facts, parse_mounts},
+    view::FeatureView,
+};
 
 const UNIFIED: &str = "\
 35 24 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw
@@ -19,13 +22,7 @@ fn good() -> Facts {
         capabilities: Some(Capabilities(u64::MAX)),
         memlock_unlimited: false,
         btf: true,
-        bpf: Bpf {
-            sock_addr: Ok(true),
-            cgroup_sock: Ok(true),
-            socket_storage: Ok(true),
-            set_retval: Ok(true),
-            netns_cookie: Ok(true),
-        },
+        bpf: Bpf { sock_addr: Ok(true), cgroup_sock: Ok(true), socket_storage: Ok(true), netns_cookie: Ok(true) },
         socket_closing: Ok(()),
         cgroup_inode: Some(1),
         jit: Some(1),
@@ -97,7 +94,6 @@ fn each_fault_is_found_once_graded_and_answered_with_advice() {
             f.release = "5.10.0".to_owned();
             f.capabilities = Some(Capabilities(!(1 << Capabilities::SYS_RESOURCE)));
         }),
-        ("before 5.18", Grade::Warn, "refused connections", "connection refused", |f| f.bpf.set_retval = Ok(false)),
         ("case 43: net_cls before 5.15", Grade::Warn, "cgroup v1", "cgroup_no_v1", |f| {
             f.release = "5.14.0".to_owned();
             f.mounts.extend(parse_mounts(NET_CLS));
@@ -133,6 +129,18 @@ fn each_fault_is_found_once_graded_and_answered_with_advice() {
         assert_eq!(found.len(), 1, "{case}: {found:?}");
         assert_eq!((found[0].name.as_str(), found[0].status), (*name, *grade), "{case}");
         assert!(found[0].advice.as_ref().unwrap().contains(advice), "{case}: {:?}", found[0]);
+    }
+}
+
+#[test]
+fn a_missing_feature_is_told_with_what_follows() {
+    for (available, status) in [(true, Grade::Ok), (false, Grade::Warn)] {
+        let consequence = "without it, x".to_owned();
+        let feature = FeatureView { name: "tcx".to_owned(), available, consequence: consequence.clone() };
+        let found = features(&[feature]);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].name.as_str(), found[0].status), ("tcx", status));
+        assert_eq!(found[0].advice, (!available).then_some(consequence));
     }
 }
 
