@@ -3,7 +3,10 @@
 //! The engine is the only writer of the tables. Sources, the API socket and netlink run on the main thread and reach it
 //! through channels. Every wake-up is one arm of one `select!`.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -136,8 +139,10 @@ impl EventLoop {
             {
                 let pods = self.engine.pod_ranges(&self.detection);
                 let by_packet = self.sctp_by_packet && self.engine.serves_sctp();
+                let node = self.engine.node().map_or_else(BTreeSet::new, |n| n.addresses.iter().copied().collect());
                 let orders = Orders {
                     pods,
+                    node,
                     serves_outsiders: self.engine.serves_outsiders(),
                     pods_dial: self.engine.judges_pods_by_packet() || by_packet,
                 };

@@ -40,8 +40,9 @@ Every flag, port, metric, exit code and file of the agent. `cargo xtask docs` wr
   complaint that does not change is not repeated.
 - A manifest takes effect once its writer has closed it, renamed it into place, or been quiet for half a minute; an empty
   one only once it is closed. Until then, and while it cannot be read, its previous content counts, and `status` says so.
-- When a map is full, the log, `status` and `sheave_map_pressure` name it, and whatever fits keeps working. Raise its flag
-  and restart the agent.
+- When a map is full, the log, `status` and `sheave_map_pressure` name it, and whatever fits keeps working. Raise its flag:
+  a map has its size for as long as it is pinned, so the new one takes effect at the node's next boot, or after `sheave
+  cleanup` while no agent runs, which interrupts Services until the agent is back.
 ";
 
 fn page() -> String {

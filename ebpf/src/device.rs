@@ -19,8 +19,11 @@ pod! {
 /// What arrives through the device comes from pods of this node.
 pub const DEVICE_OF_PODS: u32 = 1;
 
-/// Value in `NODE_ADDRESSES`: an address of this node.
+/// In a value of `NODE_ADDRESSES`: an address of this node.
 pub const ADDRESS_OWN: u32 = 1;
+/// In a value of `NODE_ADDRESSES`: this node's object names it. The agent's note to its successor, which knows the devices
+/// before it knows the object.
+pub const ADDRESS_OF_NODE: u32 = 2;
 /// Value in `POD_RANGES`: sources in the range are pods.
 pub const RANGE_PODS: u32 = 1;
 /// Value in `POD_RANGES`: sources in the range are pods of this node.

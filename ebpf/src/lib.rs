@@ -78,7 +78,7 @@ pub mod maps {
     pub const FRAGMENTS: &str = "FRAGMENTS";
     /// Hash: interface index → [`Device`](crate::device::Device).
     pub const DEVICES: &str = "DEVICES";
-    /// Hash: [`Addr`](crate::addr::Addr) → [`ADDRESS_OWN`](crate::device::ADDRESS_OWN).
+    /// Hash: [`Addr`](crate::addr::Addr) → [`ADDRESS_OWN`](crate::device::ADDRESS_OWN) and its like.
     pub const NODE_ADDRESSES: &str = "NODE_ADDRESSES";
     /// LPM trie: [`Addr`](crate::addr::Addr) → a `RANGE_…` of [`device`](crate::device).
     pub const POD_RANGES: &str = "POD_RANGES";

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::CString,
-    fs::File,
+    fs::{self, File},
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -13,13 +13,21 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use aya::programs::{
+    LinkOrder, SchedClassifier, TcAttachType,
+    tc::{self, NlOptions, TcAttachOptions, TcHandle},
+};
 use serde_json::Value;
+use sheave_agent::options::TcAttach;
 
 /// Commands of bpf(2).
 const LOAD: libc::c_long = 5;
+const OBJ_PIN: libc::c_long = 6;
 const OBJ_GET: libc::c_long = 7;
 const ATTACH: libc::c_long = 8;
 const LINK_DETACH: libc::c_long = 34;
+/// `BPF_PROG_TYPE_SCHED_CLS`
+const CLASSIFIER: u32 = 3;
 /// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR`
 const SOCK_ADDR: u32 = 18;
 /// `BPF_CGROUP_INET4_CONNECT`
@@ -52,6 +60,14 @@ struct AttachAttr {
     attach_flags: u32,
 }
 
+/// The start of `union bpf_attr` for pinning.
+#[repr(C)]
+struct PinAttr {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
 /// Attaches a connect4 program called "foreign" that lets everything pass; it stays as long as the cgroup.
 ///
 /// # Errors
@@ -68,22 +84,53 @@ pub fn attach_alone(cgroup: &Path) -> Result<()> {
     attach_with(cgroup, 0)
 }
 
-fn attach_with(cgroup: &Path, attach_flags: u32) -> Result<()> {
-    let pass: [u64; 2] = [1 << 32 | 0xb7, 0x95]; // r0 = 1; exit
+/// A program called "foreign" that returns a constant.
+fn load(prog_type: u32, expected_attach_type: u32, returns: u64) -> Result<OwnedFd> {
+    let instructions: [u64; 2] = [returns << 32 | 0xb7, 0x95]; // r0 = …; exit
     let mut name = [0; 16];
     name[..7].copy_from_slice(b"foreign");
     let load = LoadAttr {
-        prog_type: SOCK_ADDR,
+        prog_type,
         insn_cnt: 2,
-        insns: pass.as_ptr() as u64,
+        insns: instructions.as_ptr() as u64,
         license: c"GPL".as_ptr() as u64,
         name,
-        expected_attach_type: CONNECT4,
+        expected_attach_type,
         ..LoadAttr::default()
     };
     let program = bpf(LOAD, &load).context("cannot load the foreign program")?;
     // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
-    let program = unsafe { OwnedFd::from_raw_fd(program) };
+    Ok(unsafe { OwnedFd::from_raw_fd(program) })
+}
+
+/// Attaches programs to both hooks of a device of the calling thread's network namespace that pass every packet, and let
+/// nobody after them see it (`TC_ACT_OK`), as network policies in eBPF do. They stay as long as the device.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn classify(device: &str, by: TcAttach, pin: &Path) -> Result<()> {
+    const OK: u64 = 0;
+    let program = load(CLASSIFIER, 0, OK)?;
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    bpf(OBJ_PIN, &PinAttr { pathname: path.as_ptr() as u64, bpf_fd: program.as_raw_fd().try_into()?, file_flags: 0 })
+        .with_context(|| pin.display().to_string())?;
+    let mut program = SchedClassifier::from_pin(pin)?;
+    for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+        let options = match by {
+            TcAttach::Auto => TcAttachOptions::TcxOrder(LinkOrder::last()),
+            TcAttach::Clsact => {
+                let _ = tc::qdisc_add_clsact(device); // it may be there
+                TcAttachOptions::Netlink(NlOptions { priority: 1, handle: TcHandle::new(0, 7), classid: None })
+            }
+        };
+        let id = program.attach_with_options(device, direction, options)?;
+        std::mem::forget(program.take_link(id)?); // it outlives this function
+    }
+    Ok(fs::remove_file(pin)?)
+}
+
+fn attach_with(cgroup: &Path, attach_flags: u32) -> Result<()> {
+    let program = load(SOCK_ADDR, CONNECT4, 1)?;
     let cgroup = File::open(cgroup)?;
     let attach = AttachAttr {
         target_fd: cgroup.as_raw_fd().try_into()?,

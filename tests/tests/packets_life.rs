@@ -3,16 +3,10 @@
 use std::{fs, net::IpAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use aya::{
-    EbpfLoader,
-    programs::{
-        SchedClassifier, TcAttachType,
-        tc::{self, NlOptions, TcAttachOptions, TcHandle},
-    },
-};
-use sheave_agent::OBJECT;
+use sheave_agent::options::TcAttach;
 use sheave_tests::{
     client::{LoadKind, Way},
+    foreign,
     lab::Lab,
     node::{Node, Pod},
     objects::{Slice, Svc},
@@ -162,19 +156,33 @@ fn another_way_of_attaching_takes_over_from_the_first() -> Result<()> {
     Ok(())
 }
 
-/// Somebody else's program on the uplink, which passes everything on. (It is one of ours, with maps of its own.)
-fn foreign_filter() -> Result<()> {
-    let mut ebpf = EbpfLoader::new().load(OBJECT)?;
-    let program: &mut SchedClassifier = ebpf.program_mut("tc_pod_ingress").context("tc_pod_ingress")?.try_into()?;
-    program.load()?;
-    tc::qdisc_add_clsact("eth0")?;
-    let options = NlOptions { priority: 1, handle: TcHandle::new(0, 7), classid: None };
-    let id = program.attach_with_options("eth0", TcAttachType::Ingress, TcAttachOptions::Netlink(options))?;
-    std::mem::forget(program.take_link(id)?); // it outlives this function
+/// ADR 9: programs that end the chain, there before the agent or attached behind its back, do not switch ours off.
+#[test]
+fn programs_of_others_that_let_nobody_see_a_packet_come_after_ours() -> Result<()> {
+    for (flags, by) in [(&[][..], TcAttach::Auto), (&["--tc-attach", "clsact"], TcAttach::Clsact)] {
+        let Some(lab) = Lab::new(1)? else { return Ok(()) };
+        let node = lab.n1();
+        let bpffs = &node.paths().bpffs;
+        let foreign = |device: &'static str| {
+            let pin = bpffs.join(format!("foreign-{device}"));
+            node.host.enter(move || foreign::classify(device, by, &pin))?
+        };
+        let pod = node.pod(10)?;
+        let _server = pod.place.echo("a", &["8080/TCP", "8080/UDP"])?;
+        serve(&lab, 1, &pod)?;
+        ["eth0", "pod10"].into_iter().try_for_each(foreign)?;
+        let _agent = node.agent_with(flags)?;
+        let outside = lab.outside.client()?;
+        for way in [Way::Tcp, Way::Udp] {
+            let seen = outside.dial(way, "192.0.2.11:30001")?;
+            assert_eq!(seen.name, "a", "{flags:?}, {way:?}: they were there before");
+            assert_eq!(seen.client.ip(), IpAddr::from([10, 244, 1, 1]), "{flags:?}, {way:?}: the client is hidden");
+        }
+    }
     Ok(())
 }
 
-/// We are a guest: others' filters see what we translate, and stay when we go.
+/// We are a guest: others' filters stay when we go.
 #[test]
 fn cleanup_takes_ours_and_leaves_theirs() -> Result<()> {
     for flags in [&[][..], &["--tc-attach", "clsact"]] {
@@ -183,7 +191,8 @@ fn cleanup_takes_ours_and_leaves_theirs() -> Result<()> {
         let _server = pod.place.echo("a", &["8080/TCP", "8080/UDP"])?;
         serve(&lab, 1, &pod)?;
         let node = lab.n1();
-        node.host.enter(foreign_filter)??;
+        let pin = node.paths().bpffs.join("foreign");
+        node.host.enter(move || foreign::classify("eth0", TcAttach::Clsact, &pin))??;
         let mut agent = node.agent_with(flags)?;
         let outside = lab.outside.client()?;
         assert_eq!(outside.dial(Way::Tcp, "192.0.2.11:30001")?.name, "a", "{flags:?}");

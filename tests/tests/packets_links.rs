@@ -84,6 +84,37 @@ fn answers_that_leave_through_another_uplink() -> Result<()> {
     })
 }
 
+/// The node's addresses are on a bridge, and no default route leads through it: clients are served where kube-proxy would
+/// serve them.
+#[test]
+fn the_nodes_addresses_on_a_bridge_without_a_default_route() -> Result<()> {
+    in_both_families(|lab| {
+        for node in [lab.n1(), lab.n2()] {
+            let other = if node.number == 1 { lab.n2() } else { lab.n1() };
+            node.host.ip(&format!(
+                "link add br-lan type bridge
+                 link set br-lan up
+                 addr add {v4}/24 dev br-lan
+                 addr add {v6}/64 dev br-lan nodad
+                 addr del {v4}/24 dev eth0
+                 addr del {v6}/64 dev eth0
+                 link set eth0 master br-lan
+                 route del ::/0
+                 route add 198.51.100.0/24 via 192.0.2.1 dev br-lan
+                 route add 2001:db8:100::/64 via 2001:db8::1 dev br-lan
+                 route replace 10.244.{there}.0/24 via {}
+                 route replace 2001:db8:{there}::/64 via {}",
+                other.v4,
+                other.v6,
+                there = other.number,
+                v4 = node.v4,
+                v6 = node.v6
+            ))?;
+        }
+        Ok(())
+    })
+}
+
 /// Answers that come back another way are no reason to drop a packet.
 fn without_path_filters(place: &Place) -> Result<()> {
     let devices = place.enter(|| fs::read_dir("/proc/sys/net/ipv4/conf")?.collect::<std::io::Result<Vec<_>>>())??;

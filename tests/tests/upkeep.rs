@@ -23,11 +23,16 @@ const NODE_PORT: &str = "192.0.2.11:30020";
 /// A Service of one pod of n1, by ClusterIP and NodePort.
 fn serve(lab: &Lab) -> Result<Server> {
     let server = lab.n1().server(10, "A")?;
+    publish(lab)?;
+    Ok(server)
+}
+
+/// The Service of the pod that is there already.
+fn publish(lab: &Lab) -> Result<()> {
     let web = Svc::new("web").ip("10.96.0.20").port("t", 80, "TCP").node_port(30_020);
     let web = web.port("u", 80, "UDP").node_port(30_020);
     let slice = Slice::new("web-1", "web").port("t", 8080, "TCP").port("u", 8080, "UDP");
-    lab.apply(&[&web, &slice.ready("10.244.1.10", "n1")])?;
-    Ok(server)
+    lab.apply(&[&web, &slice.ready("10.244.1.10", "n1")])
 }
 
 /// Dials that must not fail, from a pod's host and from outside.
@@ -181,7 +186,7 @@ fn complains(agent: &Agent, what: &str) -> Result<()> {
     eventually(what, NOTICED, || {
         let status = agent.status()?;
         ensure!(status.health == "degraded", "{status:?}");
-        ensure!(status.problems.iter().any(|p| p.contains("cannot be put back: pin")), "{status:?}");
+        ensure!(status.problems.iter().any(|p| p.contains("cannot be put in its place: pin")), "{status:?}");
         Ok(())
     })
 }
@@ -197,4 +202,28 @@ fn is_well(agent: &Agent, what: &str) -> Result<()> {
 fn read_only(bpffs: &Path, on: bool) -> Result<()> {
     let flags = if on { MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY } else { MsFlags::MS_REMOUNT };
     Ok(mount(None::<&str>, bpffs, None::<&str>, flags, None::<&str>)?)
+}
+
+/// What stands in the way of a device's programs is told until it is gone: then clients are served.
+#[test]
+fn a_device_that_cannot_have_its_programs_is_a_problem_until_it_has() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let node = lab.n1();
+    let _server = node.server(10, "A")?;
+    let agent = node.agent_with(&["--tc-attach", "clsact"])?; // a pod's device has no programs yet
+    tc(node, &["qdisc", "add", "dev", "pod10", "ingress"])?;
+    publish(&lab)?;
+    let outside = lab.outside.client()?;
+    eventually("the agent says so", NOTICED, || {
+        let status = agent.status()?;
+        let is_told = |p: &String| p.contains("device-programs pod10") && p.contains("a qdisc `ingress`");
+        ensure!(status.health == "degraded" && status.problems.iter().any(is_told), "{status:?}");
+        Ok(())
+    })?;
+    let metrics = http::get(&node.host, "127.0.0.1:10249", "/metrics")?.body;
+    ensure!(metrics.contains("sheave_problems 1"), "{metrics}");
+    tc(node, &["qdisc", "del", "dev", "pod10", "ingress"])?;
+    is_well(&agent, "it has them")?;
+    ensure!(outside.dial(Way::Tcp, NODE_PORT)?.name == "A");
+    Ok(())
 }

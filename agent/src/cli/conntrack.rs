@@ -9,7 +9,10 @@ use crate::datapath::host::conntrack_sysctls::{ConntrackSysctls, FOLDER};
 
 /// What the agent sets of netfilter's connection tracking at its start.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Connection tracking (netfilter's, for CNIs and NetworkPolicies; set at the start)")]
+#[command(
+    next_help_heading = "Connection tracking (netfilter's, for CNIs and NetworkPolicies; set at the start. Flows of clients \
+                         outside have a table of sheave's own, with fixed timeouts)"
+)]
 pub struct ConntrackArgs {
     /// Directory of netfilter's sysctls, writable; "" = leave them alone
     #[arg(long, value_name = "DIR", default_value = FOLDER, env = "SHEAVE_NETFILTER_SYSCTLS")]

@@ -18,8 +18,8 @@ pub struct PacketArgs {
     /// Translate packets: for clients outside this node, and for pods whose sockets the host's kernel does not see
     #[arg(long, action = Set, default_value_t = true)]
     packet_path: bool,
-    /// Network devices that outside clients come in through [default: network cards, and every device with a default
-    /// route]
+    /// Network devices that outside clients come in through [default: network cards, and what has a default route or an
+    /// address of the Node object]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     devices: Vec<String>,
     /// Translate what pods send packet by packet too. auto: while there is an SCTP Service, since the kernel has no

@@ -53,7 +53,10 @@ pub enum Error {
 }
 
 fn remedy(flag: Option<&str>) -> String {
-    flag.map_or_else(|| ", and its size is fixed".to_owned(), |flag| format!("; raise {flag}"))
+    flag.map_or_else(
+        || ", and its size is fixed".to_owned(),
+        |flag| format!("; a larger {flag} takes effect at the node's next boot"),
+    )
 }
 
 impl Error {

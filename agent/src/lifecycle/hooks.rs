@@ -118,7 +118,7 @@ async fn start_packets(
     upkeep: Upkeep,
 ) -> anyhow::Result<()> {
     let devices = devices::follow().await.context("cannot follow this host's network devices")?;
-    packets::start(packets, ordered, devices, upkeep);
+    packets::start(packets, ordered, devices, upkeep).await.context("cannot use netlink")?;
     let tell = move |Collected { kept, removed, hidden, services, took }| {
         metrics.collected_flows(kept, removed, took);
         metrics.live_flows(hidden, services.iter().map(|(name, count)| (name, *count)), series);

@@ -1,5 +1,5 @@
 //! What others removed and the agent put back: tools, operators and other agents on a node detach programs, flush
-//! qdiscs and empty directories.
+//! qdiscs and empty directories. And what could not be put where it belongs, now or from the start.
 //!
 //! Each owner looks after its own things once in every [`PERIOD`] and notes here what it found; `status`, the metrics
 //! and the log report it from here.
@@ -123,7 +123,7 @@ impl Upkeep {
 }
 
 fn sentence((part, reason): &(Part, String), names: &BTreeSet<String>) -> String {
-    format!("something else removed this, and it cannot be put back: {}: {reason}", some(*part, names))
+    format!("this is missing, and cannot be put in its place: {}: {reason}", some(*part, names))
 }
 
 fn some(part: Part, names: &BTreeSet<String>) -> String {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_problem_lasts_until_the_thing_is_there_and_repairs_are_counted() {
-        const GONE: &str = "something else removed this, and it cannot be put back: pin ";
+        const GONE: &str = "this is missing, and cannot be put in its place: pin ";
         let upkeep = Upkeep::default();
         /// Name, thing, what a look gave; repairs and problems then.
         type Case<'a> = (&'a str, &'a str, Result<bool, &'a str>, u64, &'a [&'a str]);

@@ -1,6 +1,9 @@
 //! The network devices of this host, live: what they are, and what of the packet path each one needs.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use rtnetlink::{
@@ -35,9 +38,11 @@ pub struct Device {
 /// What a device is, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nature {
-    /// Loopback, a device that leads nowhere, of a link layer that we cannot read, or a port of a bridge or bond: what
-    /// it carries passes another device too, or nobody.
+    /// Loopback, a device that leads nowhere, or a port of a bridge or bond: what it carries passes another device too,
+    /// or nobody.
     None,
+    /// Of a link layer that the programs cannot read, such as InfiniBand's.
+    Unreadable,
     /// Without a link layer: a tunnel of IP packets, to other nodes' workloads most of the time.
     Tunnel,
     /// A virtual device such as workloads hang on.
@@ -58,16 +63,29 @@ pub enum Role {
 }
 
 impl Device {
-    /// The programs that this device needs; `None` = none. `named` are the devices that the operator says clients come
-    /// through; when there are none, it is network cards and whatever has a default route.
+    /// Whether clients come through it: through those that the operator `named`, if there are any; else through network
+    /// cards, whatever has a default route, and whatever has an address of this `node`'s object, where kube-proxy would
+    /// serve them, too.
+    fn is_for_clients(&self, named: &[String], node: &BTreeSet<IpAddr>) -> bool {
+        if named.is_empty() {
+            self.has_default_route
+                || self.nature == Nature::Uplink
+                || self.addresses.iter().any(|address| node.contains(address))
+        } else {
+            named.contains(&self.name)
+        }
+    }
+
+    /// The programs that this device needs, whether it can have them or is [unreadable](Nature::Unreadable); `None` =
+    /// none.
     #[must_use]
-    pub fn role(&self, named: &[String]) -> Option<Role> {
-        let by_nature = || self.has_default_route || self.nature == Nature::Uplink;
+    pub fn role(&self, named: &[String], node: &BTreeSet<IpAddr>) -> Option<Role> {
+        let is_for_clients = self.is_for_clients(named, node);
         match self.nature {
             Nature::None => None,
+            Nature::Unreadable => is_for_clients.then_some(Role::Clients),
             Nature::Tunnel | Nature::Workload | Nature::Overlay | Nature::Uplink => {
-                let clients = if named.is_empty() { by_nature() } else { named.contains(&self.name) };
-                Some(if clients { Role::Clients } else { Role::Workloads })
+                Some(if is_for_clients { Role::Clients } else { Role::Workloads })
             }
         }
     }
@@ -228,14 +246,17 @@ fn nature(kind: Option<&InfoKind>, port: Option<&InfoPortKind>, layer: LinkLayer
     }
     match layer {
         LinkLayerType::Ether => {}
-        // Packets of these begin with the IP header at both hooks.
+        // Packets of these begin with the IP header at both hooks; of GRE without a fixed remote with the outer one, which
+        // the programs leave alone.
         LinkLayerType::None
         | LinkLayerType::Rawip
         | LinkLayerType::Ppp
         | LinkLayerType::Tunnel
         | LinkLayerType::Tunnel6
-        | LinkLayerType::Sit => return Nature::Tunnel,
-        _ => return Nature::None,
+        | LinkLayerType::Sit
+        | LinkLayerType::Ipgre
+        | LinkLayerType::Ip6gre => return Nature::Tunnel,
+        _ => return Nature::Unreadable,
     }
     match kind {
         None | Some(InfoKind::Vlan | InfoKind::Bond | InfoKind::Team | InfoKind::MacVlan | InfoKind::IpVlan) => {
@@ -269,37 +290,51 @@ mod tests {
     }
 
     #[test]
-    fn clients_come_through_network_cards_and_default_routes_unless_devices_are_named() {
+    fn clients_come_through_cards_default_routes_and_the_nodes_addresses_unless_devices_are_named() {
         let (clients, workloads) = (Some(Role::Clients), Some(Role::Workloads));
-        let ether = LinkLayerType::Ether;
+        let (ether, none) = (LinkLayerType::Ether, LinkLayerType::None);
         let of = |kind, port, layer| nature(kind, port, layer);
+        let (alone, default, node) = ((false, "10.244.1.1"), (true, "10.244.1.1"), (false, "192.0.2.11"));
         let cases = [
-            ("a network card", of(None, None, ether), false, clients, workloads),
-            ("a VLAN", of(Some(&InfoKind::Vlan), None, ether), false, clients, workloads),
-            ("a pod's veth", of(Some(&InfoKind::Veth), None, ether), false, workloads, workloads),
-            ("a veth that is an uplink", of(Some(&InfoKind::Veth), None, ether), true, clients, workloads),
-            ("a bridge of pods", of(Some(&InfoKind::Bridge), None, ether), false, workloads, workloads),
-            ("a bridge over the uplink", of(Some(&InfoKind::Bridge), None, ether), true, clients, workloads),
-            ("its port", of(None, Some(&InfoPortKind::Bridge), ether), false, None, None),
-            ("a bond's port", of(None, Some(&InfoPortKind::Bond), ether), false, None, None),
-            ("a port of a VRF", of(None, Some(&InfoPortKind::Vrf), ether), false, clients, workloads),
-            ("an overlay", of(Some(&InfoKind::Vxlan), None, ether), false, workloads, workloads),
-            (
-                "a tunnel of IP packets",
-                of(Some(&InfoKind::Wireguard), None, LinkLayerType::None),
-                true,
-                clients,
-                workloads,
-            ),
-            ("IP in IP", of(None, None, LinkLayerType::Tunnel), false, workloads, workloads),
-            ("what we cannot read", of(None, None, LinkLayerType::Infiniband), true, None, None),
+            ("a network card", of(None, None, ether), alone, clients, workloads),
+            ("a VLAN", of(Some(&InfoKind::Vlan), None, ether), alone, clients, workloads),
+            ("a pod's veth", of(Some(&InfoKind::Veth), None, ether), alone, workloads, workloads),
+            ("a veth that is an uplink", of(Some(&InfoKind::Veth), None, ether), default, clients, workloads),
+            ("a bridge of pods", of(Some(&InfoKind::Bridge), None, ether), alone, workloads, workloads),
+            ("a bridge over the uplink", of(Some(&InfoKind::Bridge), None, ether), default, clients, workloads),
+            ("a bridge with the node's address", of(Some(&InfoKind::Bridge), None, ether), node, clients, workloads),
+            ("its port", of(None, Some(&InfoPortKind::Bridge), ether), node, None, None),
+            ("a bond's port", of(None, Some(&InfoPortKind::Bond), ether), alone, None, None),
+            ("a port of a VRF", of(None, Some(&InfoPortKind::Vrf), ether), alone, clients, workloads),
+            ("an overlay", of(Some(&InfoKind::Vxlan), None, ether), alone, workloads, workloads),
+            ("an overlay with the node's address", of(Some(&InfoKind::Vxlan), None, ether), node, clients, workloads),
+            ("WireGuard", of(Some(&InfoKind::Wireguard), None, none), alone, workloads, workloads),
+            ("WireGuard, a default route", of(Some(&InfoKind::Wireguard), None, none), default, clients, workloads),
+            ("WireGuard, the node's address", of(Some(&InfoKind::Wireguard), None, none), node, clients, workloads),
+            ("IP in IP", of(None, None, LinkLayerType::Tunnel), alone, workloads, workloads),
+            ("GRE", of(None, None, LinkLayerType::Ipgre), alone, workloads, workloads),
+            ("GRE over IPv6", of(None, None, LinkLayerType::Ip6gre), default, clients, workloads),
         ];
-        for (name, nature, has_default_route, automatic, others_named) in cases {
-            let device = Device { index: 7, name: "x".into(), nature, has_default_route, addresses: Vec::new() };
-            assert_eq!(device.role(&[]), automatic, "{name}");
-            assert_eq!(device.role(&["y".into()]), others_named, "{name}, another one is named");
+        let node = BTreeSet::from([IpAddr::from([192, 0, 2, 11])]);
+        for (name, nature, (has_default_route, address), automatic, others_named) in cases {
+            let addresses = vec![address.parse().expect(name)];
+            let device = Device { index: 7, name: "x".into(), nature, has_default_route, addresses };
+            assert_eq!(device.role(&[], &node), automatic, "{name}");
+            assert_eq!(device.role(&["y".into()], &node), others_named, "{name}, another one is named");
             let named = others_named.map(|_| Role::Clients);
-            assert_eq!(device.role(&["x".into(), "y".into()]), named, "{name}, named");
+            assert_eq!(device.role(&["x".into(), "y".into()], &node), named, "{name}, named");
+        }
+
+        let nature = of(None, None, LinkLayerType::Infiniband);
+        for (row, address, named, expected) in [
+            ("with the node's address", "192.0.2.11", &[][..], clients),
+            ("without", "192.0.2.99", &[], None),
+            ("named", "192.0.2.99", &["x".to_owned()], clients),
+            ("another one is named", "192.0.2.11", &["y".to_owned()], None),
+        ] {
+            let addresses = vec![address.parse().expect(row)];
+            let device = Device { index: 7, name: "x".into(), nature, has_default_route: false, addresses };
+            assert_eq!(device.role(named, &node), expected, "what we cannot read, {row}");
         }
     }
 }

@@ -14,7 +14,7 @@ use aya::{Ebpf, programs};
 use crate::datapath::{
     Error, Result,
     programs::{
-        link::{Pinned, raw},
+        link::{Pinned, Place, raw},
         verifier,
     },
     tables::pins::Pins,
@@ -155,7 +155,7 @@ impl Hook {
 
 impl Program {
     fn link(&self, cgroup: &fs::File, pin: PathBuf) -> io::Result<Pinned> {
-        Pinned::link(self.fd.as_fd(), raw(cgroup.as_fd()), self.attach_type, pin)
+        Pinned::link(self.fd.as_fd(), raw(cgroup.as_fd()), self.attach_type, Place::Last, pin)
     }
 }
 

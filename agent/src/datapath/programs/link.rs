@@ -22,6 +22,19 @@ const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
 const BPF_LINK_DETACH: i64 = 34;
 
+/// Of BPF_LINK_CREATE on a device, Linux 6.6.
+const BPF_F_BEFORE: u32 = 8;
+
+/// Where among those of others a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Place {
+    /// After all that are there.
+    Last = 0,
+    /// Before all that are there; on devices only.
+    First = BPF_F_BEFORE,
+}
+
 /// The leading words of `union bpf_attr`; the kernel reads the rest as zero.
 fn bpf(command: i64, attributes: &mut [u32; 4]) -> io::Result<i32> {
     // SAFETY: the array lives across the call and is as long as we say; what it points to is the caller's.
@@ -77,13 +90,19 @@ impl Pinned {
         Ok(Self { object: open(&pin)?, pin })
     }
 
-    /// A new link on a cgroup's descriptor or a device's index, of the attach type that `linux/bpf.h` numbers so, after
-    /// those of others. Not pinned yet.
+    /// A new link on a cgroup's descriptor or a device's index, of the attach type that `linux/bpf.h` numbers so. Not
+    /// pinned yet.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn link(program: BorrowedFd<'_>, target: u32, attach_type: u32, pin: PathBuf) -> io::Result<Self> {
-        let object = bpf_fd(BPF_LINK_CREATE, &mut [raw(program), target, attach_type, 0])?;
+    pub fn link(
+        program: BorrowedFd<'_>,
+        target: u32,
+        attach_type: u32,
+        place: Place,
+        pin: PathBuf,
+    ) -> io::Result<Self> {
+        let object = bpf_fd(BPF_LINK_CREATE, &mut [raw(program), target, attach_type, place as u32])?;
         Ok(Self { object, pin })
     }
 

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     net::IpAddr,
     time::Duration,
 };
@@ -14,7 +15,7 @@ use aya::{
 use ipnet::IpNet;
 use sheave_ebpf::{
     addr::Addr,
-    device::{ADDRESS_OWN, DEVICE_OF_PODS, Device as Lent, RANGE_OWN_PODS, RANGE_PODS},
+    device::{ADDRESS_OF_NODE, ADDRESS_OWN, DEVICE_OF_PODS, Device as Lent, RANGE_OWN_PODS, RANGE_PODS},
     maps,
 };
 
@@ -43,7 +44,7 @@ use crate::datapath::{
 };
 use crate::{
     lifecycle::upkeep::{PERIOD, Part, Upkeep},
-    options::{FromPods, PacketOptions},
+    options::{FromPods, PacketOptions, TcAttach},
 };
 
 /// Networks whose addresses are pods', and whether they are this node's.
@@ -57,6 +58,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub struct Orders {
     /// Sources in these networks are pods.
     pub pods: PodRanges,
+    /// The addresses of this node's object.
+    pub node: BTreeSet<IpAddr>,
     /// Clients outside the cluster have something to dial.
     pub serves_outsiders: bool,
     /// What pods send is translated packet by packet: some Service admits this node's pods by the addresses of their
@@ -98,7 +101,9 @@ impl Programs {
     const fn of(&mut self, nature: Nature) -> &mut Ebpf {
         match nature {
             Nature::Tunnel => &mut self.tunnels,
-            Nature::None | Nature::Workload | Nature::Overlay | Nature::Uplink => &mut self.ethernet,
+            Nature::None | Nature::Unreadable | Nature::Workload | Nature::Overlay | Nature::Uplink => {
+                &mut self.ethernet
+            }
         }
     }
 }
@@ -110,8 +115,10 @@ pub struct Packets {
     options: PacketOptions,
     /// What each device has, by index.
     devices: BTreeMap<u32, Carrier>,
-    /// Devices that could not be given what they should have.
-    lacking: BTreeSet<u32>,
+    /// Devices that could not be given what they should have, and their names.
+    lacking: BTreeMap<u32, String>,
+    /// The addresses of this node's object; before the first orders, as a predecessor knew them.
+    node: BTreeSet<IpAddr>,
     watch: WorkloadWatch,
     lent: HashMap<MapData, u32, Lent>,
     addresses: HashMap<MapData, Addr, u32>,
@@ -155,14 +162,18 @@ impl Packets {
         tc::load(&mut tunnels)?;
         let meta = pinned::words(pins, maps::META)?;
         let watch = WorkloadWatch::adopt(meta, options.from_pods == FromPods::Always);
+        let addresses: HashMap<_, Addr, u32> = pinned::open(pins, maps::NODE_ADDRESSES, Map::HashMap)?;
+        let known = addresses.iter().filter_map(std::result::Result::ok);
+        let node = known.filter(|(_, is)| is & ADDRESS_OF_NODE != 0).map(|(address, _)| address.into()).collect();
         Ok(Self {
             programs: Programs { ethernet, tunnels },
             options,
             devices: BTreeMap::new(),
-            lacking: BTreeSet::new(),
+            lacking: BTreeMap::new(),
+            node,
             watch,
             lent: pinned::open(pins, maps::DEVICES, Map::HashMap)?,
-            addresses: pinned::open(pins, maps::NODE_ADDRESSES, Map::HashMap)?,
+            addresses,
             pods: pinned::open(pins, maps::POD_RANGES, Map::LpmTrie)?,
             pins: pins.clone(),
         })
@@ -176,8 +187,8 @@ impl Packets {
         (Control { orders: give, workloads }, Ordered { orders, tell })
     }
 
-    /// Updates the kernel to the devices there are. What fails is logged and tried again soon.
-    pub fn set_devices(&mut self, devices: &[Device], upkeep: &Upkeep) {
+    /// Updates the kernel to the devices there are. What fails is noted and tried again soon.
+    pub async fn set_devices(&mut self, netlink: &Handle, devices: &[Device], upkeep: &Upkeep) {
         if let Err(error) = self.write_addresses(devices) {
             tracing::warn!(%error, "cannot update this node's addresses for the packet path");
         }
@@ -188,7 +199,9 @@ impl Packets {
             if known.is_some_and(|known| known.name == device.name && known.role == role) {
                 continue;
             }
-            match self.equip(device, role) {
+            let equipped = self.equip(device, role, netlink).await;
+            upkeep.note(Part::Device, &device.name, equipped.as_ref().map(|_| false));
+            match equipped {
                 Ok(hold) => {
                     let carrier = Carrier { name: device.name.clone(), role, hold };
                     if let Some(old) = self.devices.insert(device.index, carrier) {
@@ -198,14 +211,12 @@ impl Packets {
                         old.forget(upkeep);
                     }
                 }
-                // Devices vanish while we look at them: the next list will not have it.
-                Err(error) => {
-                    self.lacking.insert(device.index);
-                    if !lacked.contains(&device.index) {
-                        tracing::warn!(device = device.name, %error, "cannot attach the packet programs to a device");
-                    }
-                }
+                Err(_) => drop(self.lacking.insert(device.index, device.name.clone())),
             }
+        }
+        // A device may vanish while we look at it: what it lacked is no loss any more.
+        for (_, name) in lacked.iter().filter(|(index, name)| self.lacking.get(index) != Some(name)) {
+            upkeep.note::<Error>(Part::Device, name, Ok(false));
         }
         let present: BTreeSet<u32> = devices.iter().map(|device| device.index).collect();
         self.devices.retain(|index, carrier| {
@@ -217,7 +228,7 @@ impl Packets {
         });
         // What lacks one of its programs may have the other, or a predecessor's.
         let is_wanted = |index| {
-            self.lacking.contains(&index) || self.devices.get(&index).is_some_and(|carrier| carrier.role.is_some())
+            self.lacking.contains_key(&index) || self.devices.get(&index).is_some_and(|carrier| carrier.role.is_some())
         };
         if let Err(error) = tc::prune(&self.pins, &is_wanted) {
             tracing::warn!(%error, "cannot remove the links of devices that are gone");
@@ -225,11 +236,19 @@ impl Packets {
         self.watch.tell_programs();
     }
 
-    fn equip(&mut self, device: &Device, role: Option<Role>) -> Result<Option<Hold>> {
+    async fn equip(&mut self, device: &Device, role: Option<Role>, netlink: &Handle) -> Result<Option<Hold>> {
         let Some(role) = role else {
             tc::remove_filters_of(&device.name);
             return Ok(None);
         };
+        if device.nature == Nature::Unreadable {
+            let unserved =
+                "clients that come through it are not served: the packet programs cannot read its link layer";
+            return Err(Error::Incompatible(unserved.to_owned()));
+        }
+        if self.options.attach == TcAttach::Clsact || !tc::is_tcx_there() {
+            tc::check_qdisc(netlink, device.index).await?;
+        }
         let hold = tc::attach(self.programs.of(device.nature), &self.pins, device, role, self.options.attach)?;
         tracing::info!(device = device.name, ?role, by = hold.name(), "attached the packet programs to a device");
         Ok(Some(hold))
@@ -257,7 +276,7 @@ impl Packets {
         }
         let names =
             lost.iter().filter_map(|index| Some((*index, self.devices.remove(index)?.name))).collect::<Vec<_>>();
-        self.set_devices(devices, upkeep);
+        self.set_devices(netlink, devices, upkeep).await;
         for (index, name) in names {
             // A device that went with its links is no loss.
             if self.devices.contains_key(&index) {
@@ -267,7 +286,7 @@ impl Packets {
     }
 
     fn role(&self, device: &Device) -> Option<Role> {
-        let role = device.role(&self.options.devices)?;
+        let role = device.role(&self.options.devices, &self.node)?;
         match self.watch.equipment() {
             Equipment::Clients => Some(Role::Clients),
             Equipment::Bare if role == Role::Workloads && device.nature == Nature::Workload => None,
@@ -298,7 +317,8 @@ impl Packets {
 
     fn write_addresses(&mut self, devices: &[Device]) -> Result<()> {
         let own = devices.iter().flat_map(|device| &device.addresses);
-        let own = own.map(|ip| (Addr::from(*ip), ADDRESS_OWN)).collect();
+        let flags = |ip| ADDRESS_OWN | if self.node.contains(ip) { ADDRESS_OF_NODE } else { 0 };
+        let own = own.map(|ip| (Addr::from(*ip), flags(ip))).collect();
         let addresses = sync(&mut self.addresses, maps::NODE_ADDRESSES, &own);
         let flags = |device: &Device| if self.options.detection.is_of_pods(&device.name) { DEVICE_OF_PODS } else { 0 };
         let lent = |device| Lent { flags: flags(device), ..lent(device, devices) };
@@ -318,27 +338,39 @@ pub fn detach(pins: &Pins) -> Result<()> {
 
 /// Keeps the packet path up to date for as long as its control lives. Before the first orders, what a predecessor left
 /// stays.
-pub fn start(mut packets: Packets, ordered: Ordered, devices: watch::Receiver<Vec<Device>>, upkeep: Upkeep) {
-    packets.set_devices(&devices.borrow(), &upkeep);
-    tokio::spawn(follow(packets, devices, ordered, upkeep));
+///
+/// # Errors
+/// When netlink cannot be used.
+pub async fn start(
+    mut packets: Packets,
+    ordered: Ordered,
+    devices: watch::Receiver<Vec<Device>>,
+    upkeep: Upkeep,
+) -> io::Result<()> {
+    let (connection, netlink, _) = rtnetlink::new_connection()?;
+    tokio::spawn(connection);
+    let present = devices.borrow().clone();
+    packets.set_devices(&netlink, &present, &upkeep).await;
+    tokio::spawn(follow(packets, netlink, devices, ordered, upkeep));
+    Ok(())
 }
 
-async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>, mut ordered: Ordered, upkeep: Upkeep) {
-    let netlink = match rtnetlink::new_connection() {
-        Ok((connection, handle, _)) => {
-            tokio::spawn(connection);
-            handle
-        }
-        Err(error) => return tracing::error!(%error, "the packet path cannot run: netlink cannot be used"),
-    };
+async fn follow(
+    mut packets: Packets,
+    netlink: Handle,
+    mut devices: watch::Receiver<Vec<Device>>,
+    mut ordered: Ordered,
+    upkeep: Upkeep,
+) {
     let (mut look, mut tend) = (interval(LOOK), interval(PERIOD));
     tend.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let more = tokio::select! {
             more = devices.changed() => more,
             more = ordered.orders.changed() => {
-                if let Some(Orders { pods, serves_outsiders, pods_dial }) = ordered.orders.borrow_and_update().clone()
-                {
+                let orders = ordered.orders.borrow_and_update().clone();
+                if let Some(Orders { pods, node, serves_outsiders, pods_dial }) = orders {
+                    packets.node = node;
                     packets.watch.order(serves_outsiders, pods_dial);
                     if let Err(error) = packets.set_pod_ranges(&pods) {
                         tracing::warn!(%error, "cannot update which addresses are pods' for the packet path");
@@ -363,7 +395,8 @@ async fn follow(mut packets: Packets, mut devices: watch::Receiver<Vec<Device>>,
         if more.is_err() {
             return;
         }
-        packets.set_devices(&devices.borrow_and_update().clone(), &upkeep);
+        let present = devices.borrow_and_update().clone();
+        packets.set_devices(&netlink, &present, &upkeep).await;
         ordered.tell.send_replace(packets.watch.equipment() != Equipment::Bare);
     }
 }

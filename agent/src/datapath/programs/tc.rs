@@ -2,6 +2,8 @@
 //!
 //! A tcx link is pinned and replaced inside its pin. A filter cannot be pinned; it stays with the device until somebody
 //! removes it, and constants for priority and handle let us find it again.
+//!
+//! Ours go before everybody else's on the device ([ADR 9](../../../../../docs/adr/0009-first-on-every-device.md)).
 
 use std::{ffi::CStr, fs, io, mem, os::fd::AsFd as _};
 
@@ -14,18 +16,27 @@ use aya::{
     },
 };
 use futures::TryStreamExt as _;
-use rtnetlink::{Handle, packet_route::tc::TcHandle};
+use rtnetlink::{
+    Handle,
+    packet_route::tc::{TcAttribute, TcHandle},
+};
 
 use crate::datapath::{
     Error, Result,
     host::devices::{Device, Role},
-    programs::{attach::remove_link, link::Pinned, verifier},
+    programs::{
+        attach::remove_link,
+        link::{Pinned, Place},
+        probe::KernelVersion,
+        verifier,
+    },
     tables::{pinned::flatten, pins::Pins},
 };
 use crate::options::TcAttach;
 
-/// Of our filters. Others may have theirs before or after.
-const PRIORITY: u16 = 0x5348;
+/// Of our filters: the first one, where several programs can be, the newest in front. The second, should there be a
+/// filter of another kind in the first.
+const PRIORITIES: [u16; 2] = [1, 2];
 const OUR_HANDLE: (u16, u16) = (0, 0x5348);
 const HANDLE: tc::TcHandle = tc::TcHandle::new(OUR_HANDLE.0, OUR_HANDLE.1);
 
@@ -111,7 +122,7 @@ fn attach_one(
     how: TcAttach,
 ) -> Result<Option<Pinned>> {
     let on = |e: &dyn std::error::Error| {
-        Error::Incompatible(format!("cannot attach {name} to the device {}: {}", device.name, flatten(e)))
+        Error::Incompatible(format!("clients may not be served: cannot attach {name}: {}", flatten(e)))
     };
     let program = classifier(ebpf, name)?;
     let pin = pins.device_link(device.index, suffix(direction));
@@ -135,7 +146,7 @@ fn attach_one(
         TcAttachType::Egress => BPF_TCX_EGRESS,
         TcAttachType::Ingress | TcAttachType::Custom(_) => BPF_TCX_INGRESS,
     };
-    match Pinned::link(fd, device.index, attach_type, pin) {
+    match Pinned::link(fd, device.index, attach_type, Place::First, pin) {
         Ok(link) => {
             let _ = link.pin(); // held, it works without; whoever looks after pins tells what is wrong
             remove_filter(&device.name, direction); // of a former life without
@@ -155,13 +166,38 @@ pub async fn has_filters(handle: &Handle, device: u32) -> bool {
     for request in [filters().egress(), filters().ingress()] {
         let found = request.execute().try_any(|filter| async move {
             let TcHandle { major, minor } = filter.header.handle;
-            filter.header.info >> 16 == u32::from(PRIORITY) && (major, minor) == OUR_HANDLE
+            PRIORITIES.map(u32::from).contains(&(filter.header.info >> 16)) && (major, minor) == OUR_HANDLE
         });
         if !found.await.unwrap_or(false) {
             return false;
         }
     }
     true
+}
+
+/// Whether the kernel has tcx: since Linux 6.6.
+#[must_use]
+pub fn is_tcx_there() -> bool {
+    KernelVersion::running().is_some_and(|version| version >= KernelVersion(6, 6))
+}
+
+/// Whether filters can be at both hooks of a device. A qdisc `ingress`, as the CNI plugin "bandwidth" makes one, takes
+/// the place of clsact, and what is meant for egress would land at ingress.
+///
+/// # Errors
+/// When they cannot.
+pub async fn check_qdisc(handle: &Handle, device: u32) -> Result<()> {
+    let device = device.cast_signed();
+    let found = handle.qdisc().get().index(device).ingress().execute().try_any(|qdisc| async move {
+        let is_another = |kind: &TcAttribute| matches!(kind, TcAttribute::Kind(kind) if kind == "ingress");
+        qdisc.header.index == device && qdisc.attributes.iter().any(is_another)
+    });
+    if found.await.unwrap_or(false) {
+        return Err(Error::Incompatible(
+            "clients may not be served: a qdisc `ingress` of somebody else is in the place of clsact".to_owned(),
+        ));
+    }
+    Ok(())
 }
 
 fn filter(
@@ -176,12 +212,32 @@ fn filter(
     {
         return Err(e.into());
     }
-    let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
+    let mut outcome = Ok(());
+    for priority in PRIORITIES {
+        outcome = filter_at(program, device, direction, priority);
+        if outcome.is_ok() {
+            // A former life may have had to make do with another one.
+            for other in PRIORITIES.into_iter().filter(|other| *other != priority) {
+                remove_filter_at(&device.name, direction, other);
+            }
+            break;
+        }
+    }
+    outcome
+}
+
+fn filter_at(
+    program: &mut SchedClassifier,
+    device: &Device,
+    direction: TcAttachType,
+    priority: u16,
+) -> std::result::Result<(), ProgramError> {
+    let options = NlOptions { priority, handle: HANDLE, classid: None };
     let id = match program.attach_with_options(&device.name, direction, TcAttachOptions::Netlink(options)) {
         Ok(id) => id,
         Err(first) => {
             // Ours of a former life is there: replace it.
-            let old = SchedClassifierLink::attached(&device.name, direction, PRIORITY, HANDLE, None);
+            let old = SchedClassifierLink::attached(&device.name, direction, priority, HANDLE, None);
             match old.map_err(TcError::IoError).map(|old| program.attach_to_link(old)) {
                 Ok(Ok(id)) => id,
                 Ok(Err(_)) | Err(_) => return Err(first),
@@ -232,7 +288,11 @@ pub fn remove_filters_of(device: &str) -> Vec<&'static str> {
 
 /// Whether there was one.
 fn remove_filter(device: &str, direction: TcAttachType) -> bool {
-    SchedClassifierLink::attached(device, direction, PRIORITY, HANDLE, None).is_ok_and(|link| link.detach().is_ok())
+    PRIORITIES.map(|priority| remove_filter_at(device, direction, priority)).contains(&true)
+}
+
+fn remove_filter_at(device: &str, direction: TcAttachType, priority: u16) -> bool {
+    SchedClassifierLink::attached(device, direction, priority, HANDLE, None).is_ok_and(|link| link.detach().is_ok())
 }
 
 /// Names of all devices here.
