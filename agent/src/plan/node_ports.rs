@@ -26,8 +26,8 @@ impl NodePortAddresses {
         Self { primary: true, ..Self::default() }
     }
 
-    /// What is served in one family. `own` are the addresses of this Node's object, `interfaces` those of the host: none
-    /// that is of one link only, of which each pod's device has one, but for the node's primary.
+    /// What is served in one family. `own` are the addresses of this Node's object, `interfaces` those of the host. One
+    /// that is of one link only, as each pod's device has, is served if it is the node's primary or its network is named.
     #[must_use]
     pub fn of_family(&self, family: Family, own: &[IpAddr], interfaces: &[IpAddr]) -> Served {
         let of_family = |ip: &&IpAddr| Family::of(**ip) == family;
@@ -36,9 +36,9 @@ impl NodePortAddresses {
         let match_all = self.all || networks.iter().any(|net| net.prefix_len() == 0) || !asked;
         let primary = own.iter().find(of_family).filter(|_| self.primary);
         let wanted = |ip: &IpAddr| {
-            let asked =
-                match_all || (self.localhost && ip.is_loopback()) || networks.iter().any(|net| net.contains(ip));
-            primary == Some(ip) || (asked && !is_link_local(*ip))
+            let is_named = networks.iter().any(|net| net.prefix_len() > 0 && net.contains(ip));
+            let is_any = match_all && !is_link_local(*ip);
+            primary == Some(ip) || is_named || is_any || (self.localhost && ip.is_loopback())
         };
         let mut addresses: Vec<IpAddr> = Vec::new();
         for ip in interfaces.iter().filter(of_family).copied().filter(wanted) {

@@ -58,7 +58,7 @@ const LOOK: Duration = Duration::from_secs(1);
 pub struct Orders {
     /// Sources in these networks are pods.
     pub pods: PodRanges,
-    /// The addresses of this node's object.
+    /// The addresses of this node's object; none while there is no such object, as when a node registers again.
     pub node: BTreeSet<IpAddr>,
     /// Clients outside the cluster have something to dial.
     pub serves_outsiders: bool,
@@ -370,7 +370,9 @@ async fn follow(
             more = ordered.orders.changed() => {
                 let orders = ordered.orders.borrow_and_update().clone();
                 if let Some(Orders { pods, node, serves_outsiders, pods_dial }) = orders {
-                    packets.node = node;
+                    if !node.is_empty() {
+                        packets.node = node;
+                    }
                     packets.watch.order(serves_outsiders, pods_dial);
                     if let Err(error) = packets.set_pod_ranges(&pods) {
                         tracing::warn!(%error, "cannot update which addresses are pods' for the packet path");

@@ -27,7 +27,6 @@ use crate::datapath::{
     programs::{
         attach::remove_link,
         link::{Pinned, Place},
-        probe::KernelVersion,
         verifier,
     },
     tables::{pinned::flatten, pins::Pins},
@@ -175,10 +174,10 @@ pub async fn has_filters(handle: &Handle, device: u32) -> bool {
     true
 }
 
-/// Whether the kernel has tcx: since Linux 6.6.
+/// Whether the kernel has tcx: since Linux 6.6, some distributions' earlier; it can be left out.
 #[must_use]
 pub fn is_tcx_there() -> bool {
-    KernelVersion::running().is_some_and(|version| version >= KernelVersion(6, 6))
+    SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok()
 }
 
 /// Whether filters can be at both hooks of a device. A qdisc `ingress`, as the CNI plugin "bandwidth" makes one, takes

@@ -53,7 +53,7 @@ fn networks_choose_among_the_addresses_of_the_host() {
 }
 
 #[test]
-fn keywords_name_addresses_of_both_families_but_none_of_one_link() {
+fn keywords_name_addresses_of_both_families_and_none_of_one_link_unless_asked() {
     let own = "192.168.0.2 2001:db8::1 192.168.1.2 2001:db8:1::2";
     let interfaces = "127.0.0.1 ::1 192.168.0.2 192.168.1.2 172.17.0.1 2001:db8::1 2001:db8:1::2 \
                       169.254.20.10 fe80::1";
@@ -63,7 +63,8 @@ fn keywords_name_addresses_of_both_families_but_none_of_one_link() {
         ("primary, localhost", "127.0.0.1 192.168.0.2", "::1 2001:db8::1"),
         ("primary,192.168.1.0/24", "192.168.0.2 192.168.1.2", "2001:db8::1"),
         ("all", "* 127.0.0.1 192.168.0.2 192.168.1.2 172.17.0.1", "* ::1 2001:db8::1 2001:db8:1::2"),
-        ("169.254.0.0/16,fe80::/10", "", ""),
+        ("0.0.0.0/0", "* 127.0.0.1 192.168.0.2 192.168.1.2 172.17.0.1", "* ::1 2001:db8::1 2001:db8:1::2"),
+        ("169.254.0.0/16,fe80::/10", "169.254.20.10", "fe80::1"),
     ] {
         let parsed: NodePortAddresses = spec.parse().unwrap();
         assert_eq!(served(&parsed, Family::V4, own, interfaces), v4, "{spec} v4");
