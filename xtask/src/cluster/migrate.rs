@@ -188,13 +188,16 @@ impl Migration {
         let patch = r#"[{"op":"remove","path":"/spec/template/spec/nodeSelector/sheave.io~1kube-proxy"}]"#;
         self.lab.said(&["-n", "kube-system", "patch", "daemonset", "kube-proxy", "--type=json", "--patch", patch])?;
         proxy::rolled_out(&self.lab, "kube-proxy")?;
-        // It is ready before it has written a rule.
+        // It is ready before it has written a rule, and it writes those of each family by themselves.
         eventually("kube-proxy has written its rules", 60, || {
-            self.on_nodes("nft list ruleset", |said| {
-                let is_there = ["chain service-", "chain KUBE-SVC-"].iter().any(|chain| said.contains(chain));
-                ensure!(is_there, "no Service has a chain");
-                Ok(())
-            })
+            for family in ["ip", "ip6"] {
+                let list = format!("nft list table {family} kube-proxy || {family}tables-save --table nat");
+                self.on_nodes(&list, |said| {
+                    ensure!(said.contains("default/web"), "nothing of {family} leads to Service default/web");
+                    Ok(())
+                })?;
+            }
+            Ok(())
         })
     }
 
