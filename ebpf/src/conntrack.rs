@@ -139,6 +139,19 @@ pub const FLAG_MASQUERADE: u32 = 1 << 2;
 pub const FLAG_REFUSED: u32 = 1 << 3;
 
 impl Flow {
+    /// Room for one.
+    pub const NONE: Self = Self {
+        to: Addr { words: [0; 4] },
+        seen: 0,
+        service: 0,
+        backend: 0,
+        created: 0,
+        to_port: 0,
+        other_port: 0,
+        flags: 0,
+        zero: 0,
+    };
+
     /// One of the `ROLE_…` constants.
     #[inline(always)]
     #[must_use]

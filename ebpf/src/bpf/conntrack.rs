@@ -31,11 +31,10 @@ pub fn find(tuple: &Tuple) -> Option<Entry> {
 }
 
 impl Entry {
-    /// Notes that the packet was seen. Writes only what changes, so that a busy flow's line stays shared.
+    /// Notes that the packet was seen at `now`. Writes only what changes, so that a busy flow's line stays shared.
     #[inline(always)]
-    pub fn touch(&self, packet: &Packet) {
+    pub fn touch(&self, packet: &Packet, now: u32) {
         let old = self.flow.seen;
-        let now = select::now();
         let stream = if now.saturating_sub(self.flow.created) >= seen::STREAM_AGE { seen::STREAM } else { 0 };
         let word = seen::word(seen::after(seen::flags(old), kinds(packet) | stream), now);
         if word != old {

@@ -6,7 +6,7 @@
 //! destination changes, and the error's source where it is the same. The other end's port changes where the client was
 //! given another one.
 use crate::skb::{self, ICMP_HEADER, Packet, Skb};
-use aya_ebpf::helpers::{bpf_csum_diff, bpf_l3_csum_replace};
+use aya_ebpf::helpers::bpf_l3_csum_replace;
 use sheave_ebpf::{
     addr::Addr,
     conntrack::{Flow, Tuple},
@@ -79,7 +79,7 @@ fn quote(skb: Skb, packet: &Packet, at: u32, tuple: &Tuple, (old, new): (&Addr, 
     skb::csum_l4(skb, icmp, ports.0.into(), ports.1.into(), 4)?;
     skb::store(skb, packet.l4, &ports.1)?;
     if packet.is_v6 {
-        skb::csum_l4(skb, icmp, 0, skb::difference(old, new), 0)?;
+        skb::csum_l4(skb, icmp, 0, skb::rise(true, old, new).into(), 0)?;
         return skb::store(skb, at, &new.words);
     }
     // The quoted header's sum stays what it is, so the ICMP checksum does too.
@@ -108,14 +108,8 @@ fn transport_checksum(
     if then == 0 && packet.tuple.proto == proto::UDP {
         return Some(());
     }
-    let mut sum = u64::from(!then);
-    let (before, after) = ([ports.0], [ports.1]);
-    // SAFETY: live arrays of the lengths given.
-    unsafe {
-        sum = bpf_csum_diff(before.as_ptr().cast_mut(), 4, after.as_ptr().cast_mut(), 4, sum as u32) as u64;
-    }
-    sum = u64::from(sum as u32) + skb::difference(old, new);
-    let now = !skb::fold(sum);
+    let rise = u64::from(!ports.0) + u64::from(ports.1) + u64::from(skb::rise(packet.is_v6, old, new));
+    let now = !skb::fold(u64::from(!then) + rise);
     skb::csum_l4(skb, icmp, then.into(), now.into(), 2)?;
     skb::store(skb, at, &now)
 }
@@ -124,7 +118,7 @@ fn transport_checksum(
 #[inline(always)]
 fn envelope(skb: Skb, packet: &Packet, at: u32, old: &Addr, new: &Addr) -> Option<()> {
     if packet.is_v6 {
-        skb::replace_pseudo(skb, checksum(packet), 0, true, old, new)?;
+        skb::replace_pseudo(skb, checksum(packet), 0, true, skb::rise(true, old, new))?;
     }
     skb::set_address(skb, packet.is_v6, at, old, new)
 }

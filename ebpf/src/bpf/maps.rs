@@ -80,6 +80,10 @@ static POD_RANGES: LpmTrie<Addr, u32, 16_384> = LpmTrie::new();
 #[btf_map]
 static EVENTS: RingBuf<Event, { event::RING_BYTES as usize }> = RingBuf::new();
 
+/// See [`clock`]; not pinned.
+#[unsafe(no_mangle)]
+static mut CLOCK: u64 = 0;
+
 #[unsafe(no_mangle)]
 static SET_RETVAL: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
@@ -172,6 +176,12 @@ pub fn snat_ports() -> (u32, u32) {
 #[inline(always)]
 pub fn link_header() -> u32 {
     LINK_HEADER.load()
+}
+
+/// Pointer to a word: a number of ticks and the seconds of the monotonic clock at that time.
+#[inline(always)]
+pub fn clock() -> *mut u64 {
+    &raw mut CLOCK
 }
 
 /// Cookie of the network namespace that the socket of this context lives in. Needs Linux ≥ 5.7.

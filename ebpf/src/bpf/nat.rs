@@ -2,7 +2,7 @@
 use crate::{
     conntrack::{self, Entry},
     count, maps, select,
-    skb::{self, DROP, NEXT, Packet, Skb, TCP_RST, TCP_SYN},
+    skb::{self, Packet, Skb, TCP_RST, TCP_SYN},
     watch,
 };
 use aya_ebpf::bindings::BPF_NOEXIST;
@@ -41,7 +41,7 @@ pub fn is_answer(packet: &Packet, entry: &Entry) -> bool {
         return false;
     }
     if is_first {
-        entry.touch(packet);
+        entry.touch(packet, select::now());
     }
     true
 }
@@ -73,34 +73,26 @@ pub fn address(device: &Device, is_v6: bool) -> Option<Addr> {
     if (a | b | d) == 0 { None } else { Some(addr) }
 }
 
-/// The first packet of a flow whose client is masqueraded leaves: chooses a port, remembers it, rewrites.
+/// The first packet of a flow whose client is masqueraded leaves: chooses a port and remembers it. False: the packet is to
+/// be dropped, which is counted here.
 #[inline(never)]
-pub fn masquerade(skb: Skb, packet: &Packet) -> i32 {
+pub fn masquerade(skb: Skb, packet: &Packet, flow: &mut Flow) -> bool {
     let Some(addr) = maps::device(skb::ifindex(skb)).and_then(|device| address(&device, packet.is_v6)) else {
         watch::kept_back(packet, Counter::SnatNoAddress);
-        return DROP;
+        return false;
     };
-    let Some(port) = choose(packet, &addr) else { return DROP };
-    let forward = entry(packet, &addr, port, ROLE_MASQUERADE);
-    if maps::insert_flow(&packet.tuple, &forward, BPF_NOEXIST).is_err() {
+    let Some(port) = choose(packet, &addr) else { return false };
+    *flow = entry(packet, &addr, port, ROLE_MASQUERADE);
+    if maps::insert_flow(&packet.tuple, flow, BPF_NOEXIST).is_err() {
         // Another CPU was faster with the flow's next packet: its choice holds.
         maps::remove_flow(&back(packet, &addr, port));
         let Some(theirs) = conntrack::find(&packet.tuple) else {
             watch::kept_back(packet, Counter::ConntrackFull);
-            return DROP;
+            return false;
         };
-        return send(skb, packet, &theirs.flow);
+        *flow = theirs.flow;
     }
-    send(skb, packet, &forward)
-}
-
-#[inline(always)]
-fn send(skb: Skb, packet: &Packet, flow: &Flow) -> i32 {
-    if skb::set_source(skb, packet, flow).is_none() {
-        watch::kept_back(packet, Counter::PacketMalformed);
-        return DROP;
-    }
-    NEXT
+    true
 }
 
 /// A free port, network order, at random; taken when this returns.

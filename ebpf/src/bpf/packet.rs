@@ -94,20 +94,20 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
     }
     let mut room = MaybeUninit::uninit();
     let Some(packet) = skb::parse(skb, HOOK_EGRESS, &mut room) else { return NEXT };
-    let Some(entry) = conntrack::find(&packet.tuple) else {
-        return if ours & maps::masquerade_mark() != 0 && packet.is_ordinary() {
-            nat::masquerade(skb, packet)
-        } else {
-            NEXT
-        };
-    };
-    if packet.quoted != 0 {
-        return done(packet, icmp::set_source(skb, packet, &entry.flow));
+    let mut flow = Flow::NONE;
+    if let Some(entry) = conntrack::find(&packet.tuple) {
+        flow = entry.flow;
+        if flow.role() == ROLE_REPLY && packet.quoted == 0 {
+            entry.touch(packet, select::now());
+        }
+    } else if ours & maps::masquerade_mark() == 0 || !packet.is_ordinary() {
+        return NEXT;
+    } else if !nat::masquerade(skb, packet, &mut flow) {
+        return DROP;
     }
-    if entry.flow.role() == ROLE_REPLY {
-        entry.touch(packet);
-    }
-    done(packet, skb::set_source(skb, packet, &entry.flow))
+    let rewritten =
+        if packet.quoted != 0 { icmp::set_source(skb, packet, &flow) } else { skb::set_source(skb, packet, &flow) };
+    done(packet, rewritten)
 }
 
 /// Whether an unmarked packet that leaves may belong to a flow: the reply to a client that is not masqueraded, or what
@@ -120,11 +120,13 @@ fn may_be_ours(skb: Skb, to_clients: bool) -> bool {
 
 #[inline(always)]
 fn done(packet: &Packet, rewritten: Option<()>) -> i32 {
-    if rewritten.is_none() {
-        watch::stopped(packet, Counter::PacketMalformed, NO_SERVICE);
-        return DROP;
-    }
-    NEXT
+    if rewritten.is_some() { NEXT } else { malformed(packet) }
+}
+
+#[inline(never)]
+fn malformed(packet: &Packet) -> i32 {
+    watch::stopped(packet, Counter::PacketMalformed, NO_SERVICE);
+    DROP
 }
 
 /// A packet to one of the ports that masquerade clients, if it belongs to one.
@@ -141,12 +143,16 @@ fn unmasquerade(skb: Skb, packet: &Packet) -> Option<i32> {
     (entry.flow.role() == ROLE_RETURN && nat::is_answer(packet, &entry)).then(|| send(skb, packet, &entry.flow))
 }
 
-/// A packet of a known flow.
+/// A packet of a known flow, or an error about one.
 #[inline(always)]
 fn follow(skb: Skb, packet: &Packet) -> Option<i32> {
+    let now = select::now(); // VERIFIER: first, since what lives on while it is asked for would lie on the stack
     let entry = conntrack::find(&packet.tuple)?;
-    if entry.flow.role() == ROLE_DIAL && packet.quoted == 0 {
-        entry.touch(packet);
+    if packet.quoted != 0 {
+        return Some(hand_on(skb, packet, &entry.flow, icmp::set_destination(skb, packet, &entry.flow)));
+    }
+    if entry.flow.role() == ROLE_DIAL {
+        entry.touch(packet, now);
     }
     if entry.flow.role() == ROLE_RETURN && !nat::is_answer(packet, &entry) {
         return None;
@@ -154,15 +160,10 @@ fn follow(skb: Skb, packet: &Packet) -> Option<i32> {
     Some(send(skb, packet, &entry.flow))
 }
 
-/// Gives a packet, or an error about one, its new destination.
-#[inline(never)]
+/// Gives a packet its new destination.
+#[inline(always)]
 fn send(skb: Skb, packet: &Packet, flow: &Flow) -> i32 {
-    let rewritten = if packet.quoted != 0 {
-        icmp::set_destination(skb, packet, flow)
-    } else {
-        skb::set_destination(skb, packet, flow)
-    };
-    hand_on(skb, packet, flow, rewritten)
+    hand_on(skb, packet, flow, skb::set_destination(skb, packet, flow))
 }
 
 /// Tells egress what is left to do.
@@ -235,7 +236,7 @@ fn stray(skb: Skb, packet: &Packet) -> i32 {
 
 #[inline(always)]
 fn again(skb: Skb, packet: &Packet, entry: &Entry) -> i32 {
-    entry.touch(packet);
+    entry.touch(packet, select::now());
     send(skb, packet, &entry.flow)
 }
 
@@ -345,8 +346,7 @@ fn forward(skb: Skb, packet: &Packet, frontend: Frontend, choice: Choice) -> i32
         conntrack::announce(meta::PLAIN_FLOWS);
     }
     watch::opened(packet, &flow);
-    // VERIFIER: not `send`, whose way through `icmp` would be too much on this stack.
-    hand_on(skb, packet, &flow, skb::set_destination(skb, packet, &flow))
+    send(skb, packet, &flow)
 }
 
 /// Whether the backend shall see this node in place of the client (F35, F36).

@@ -2,7 +2,7 @@
 use crate::{atomic, count, maps};
 use aya_ebpf::{
     bindings::{BPF_ANY, BPF_NOEXIST},
-    helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns},
+    helpers::{bpf_get_prandom_u32, bpf_jiffies64, bpf_ktime_get_ns},
 };
 use sheave_ebpf::{
     affinity::{self, AffinityKey},
@@ -11,11 +11,23 @@ use sheave_ebpf::{
     service::{ALGORITHM_LEAST_CONNECTIONS, ALGORITHM_ROUND_ROBIN, Config, MAX_RUN, Word},
 };
 
-/// Seconds on the kernel's monotonic clock.
+/// Seconds on the kernel's monotonic clock, at most some ticks ago. Reading that clock costs as much as a look-up, and a
+/// tick is a load (since Linux 5.6): what it said is kept until some have gone by.
 #[inline(always)]
 pub fn now() -> u32 {
-    // SAFETY: a plain helper call.
-    (unsafe { bpf_ktime_get_ns() } / 1_000_000_000) as u32
+    const TICKS: u32 = 4; // as a power of two: 16 of them are 16 to 160 ms
+    let clock = maps::clock();
+    // SAFETY: plain helper calls, and an aligned word, read and written whole.
+    unsafe {
+        let tick = (bpf_jiffies64() >> TICKS) as u32;
+        let kept = clock.read_volatile();
+        if (kept >> 32) as u32 == tick {
+            return kept as u32;
+        }
+        let now = (bpf_ktime_get_ns() / 1_000_000_000) as u32;
+        clock.write_volatile(u64::from(tick) << 32 | u64::from(now));
+        now
+    }
 }
 
 /// A backend id for a new connection of `client`. `draw` decides where chance does: a random number, or with Maglev the

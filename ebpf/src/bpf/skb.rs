@@ -5,7 +5,7 @@
 use crate::maps;
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
-    helpers::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_load_bytes, bpf_skb_store_bytes},
+    helpers::{bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_load_bytes, bpf_skb_store_bytes},
 };
 use core::{mem::MaybeUninit, ptr};
 use sheave_ebpf::{
@@ -393,7 +393,7 @@ pub fn set_destination(skb: Skb, packet: &Packet, flow: &Flow) -> Option<()> {
 }
 
 /// Replaces the source as the packet's entry says. `None`: the packet is as it was, or too broken to go on.
-#[inline(never)]
+#[inline(always)]
 pub fn set_source(skb: Skb, packet: &Packet, flow: &Flow) -> Option<()> {
     replace(skb, packet, &packet.tuple.after_egress(flow), &packet.tuple.src, &flow.to)
 }
@@ -409,14 +409,15 @@ fn replace(skb: Skb, packet: &Packet, tuple: &Tuple, old: &Addr, new: &Addr) -> 
         proto::UDP => Some((packet.l4 + 6, u64::from(BPF_F_MARK_MANGLED_0))),
         _ => None,
     };
+    let rise = rise(packet.is_v6, old, new);
     if let Some((at, flags)) = checksum {
-        replace_pseudo(skb, at, flags, packet.is_v6, old, new)?;
+        replace_pseudo(skb, at, flags, packet.is_v6, rise)?;
         let (old, new) = (ports(&packet.tuple), ports(tuple));
         if old != new {
             csum_l4(skb, at, old.into(), new.into(), flags | 4)?;
         }
     }
-    set_ends(skb, packet, tuple, old, new)
+    set_ends(skb, packet, tuple, rise)
 }
 
 /// Both ports of a tuple, as they stand in a packet.
@@ -426,21 +427,33 @@ pub fn ports(tuple: &Tuple) -> u32 {
     u32::from_ne_bytes([s0, s1, d0, d1])
 }
 
+/// The addresses of an IPv6 header and the ports behind it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Ends {
+    src: Addr,
+    dst: Addr,
+    ports: u32,
+}
+
 /// Writes a tuple into the outermost header and what follows, with IPv4's checksum, which stands before the addresses.
+/// Without options or extension headers they stand side by side: one store, for nearly every packet.
 #[inline(always)]
-fn set_ends(skb: Skb, packet: &Packet, tuple: &Tuple, old: &Addr, new: &Addr) -> Option<()> {
+fn set_ends(skb: Skb, packet: &Packet, tuple: &Tuple, rise: u32) -> Option<()> {
     let at = maps::link_header() + 8;
     let has_ports = packet.part as u8 != Part::Later as u8;
     if packet.is_v6 {
+        if has_ports && packet.l4 == at + 32 {
+            return store(skb, at, &Ends { src: tuple.src, dst: tuple.dst, ports: ports(tuple) });
+        }
         store(skb, at, &[tuple.src, tuple.dst])?;
     } else {
         let [ttl, protocol, c0, c1] = packet.third.to_ne_bytes();
-        let sum = u64::from(!u16::from_ne_bytes([c0, c1])) + u64::from(!old.words[3]) + u64::from(new.words[3]);
+        let sum = u64::from(!u16::from_ne_bytes([c0, c1])) + u64::from(rise);
         let [c0, c1] = (!fold(sum)).to_ne_bytes();
         let third = u32::from_ne_bytes([ttl, protocol, c0, c1]);
         let (src, dst) = (tuple.src.words[3], tuple.dst.words[3]);
         if has_ports && packet.l4 == at + 12 {
-            // Without options they stand side by side: one store, for nearly every packet.
             return store(skb, at, &[third, src, dst, ports(tuple)]);
         }
         store(skb, at, &[third, src, dst])?;
@@ -470,23 +483,24 @@ pub fn set_address(skb: Skb, is_v6: bool, at: u32, old: &Addr, new: &Addr) -> Op
     store(skb, at, &new.words[3])
 }
 
-/// The transport checksum at `at` after an address of the pseudo header changed.
+/// The transport checksum at `at` after the sum over the pseudo header rose.
 #[inline(always)]
-pub fn replace_pseudo(skb: Skb, at: u32, flags: u64, is_v6: bool, old: &Addr, new: &Addr) -> Option<()> {
-    let flags = flags | u64::from(BPF_F_PSEUDO_HDR);
-    if is_v6 {
-        // Only IPv4 has a header checksum that evens the change out under CHECKSUM_COMPLETE.
-        let v6 = if maps::has_csum_ipv6() { F_IPV6 } else { 0 };
-        return csum_l4(skb, at, 0, difference(old, new), flags | v6);
-    }
-    csum_l4(skb, at, old.words[3].into(), new.words[3].into(), flags | 4)
+pub fn replace_pseudo(skb: Skb, at: u32, flags: u64, is_v6: bool, rise: u32) -> Option<()> {
+    // Only IPv4 has a header checksum that evens the change out under CHECKSUM_COMPLETE.
+    let v6 = if is_v6 && maps::has_csum_ipv6() { F_IPV6 } else { 0 };
+    csum_l4(skb, at, 0, rise.into(), flags | v6 | u64::from(BPF_F_PSEUDO_HDR))
 }
 
-/// By how much the sum over an address changes.
+/// By how much a sum over an address rises when it is replaced: what `bpf_csum_diff` says, but a call costs more.
 #[inline(always)]
-pub fn difference(old: &Addr, new: &Addr) -> u64 {
-    let (old, new) = (old.words.as_ptr().cast_mut(), new.words.as_ptr().cast_mut());
-    u64::from(unsafe { bpf_csum_diff(old, 16, new, 16, 0) } as u32)
+pub fn rise(is_v6: bool, old: &Addr, new: &Addr) -> u32 {
+    let ([a, b, c, d], [e, f, g, h]) = (old.words, new.words);
+    let mut sum = u64::from(!d) + u64::from(h);
+    if is_v6 {
+        sum += u64::from(!a) + u64::from(!b) + u64::from(!c) + u64::from(e) + u64::from(f) + u64::from(g);
+    }
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    ((sum & 0xffff_ffff) + (sum >> 32)) as u32
 }
 
 #[inline(always)]

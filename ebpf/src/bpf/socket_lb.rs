@@ -219,12 +219,12 @@ pub fn loopback(addr: &Addr) -> Option<Addr> {
 
 #[inline(always)]
 fn route<F: Family>(ctx: &SockAddrContext, key: &FrontendKey) -> Route {
-    let netns = maps::netns(ctx);
-    let host = maps::is_host(netns);
-    if maps::host_only() && !host {
+    if maps::host_only() && !maps::is_host(maps::netns(ctx)) {
         return Route::Untouched;
     }
-    let Some(frontend) = lookup(key, host) else { return unknown(key) };
+    let Some(frontend) = lookup(ctx, key) else { return unknown(key) };
+    let netns = maps::netns(ctx); // asked for what is a Service's alone
+    let host = maps::is_host(netns);
     let config = maps::config(frontend.service);
     if frontend.kind == KIND_LOAD_BALANCER && config.flags() & FLAG_SOURCE_RANGES != 0 {
         match admission::<F>(ctx, frontend.service, config, host) {
@@ -287,10 +287,10 @@ fn unknown(key: &FrontendKey) -> Route {
 
 /// The frontend that a key names.
 #[inline(always)]
-fn lookup(key: &FrontendKey, host: bool) -> Option<Frontend> {
+fn lookup(ctx: &SockAddrContext, key: &FrontendKey) -> Option<Frontend> {
     if let Some(loopback) = loopback(&key.addr) {
         // In a pod 127.0.0.1 is the pod (case 20).
-        if !host || !maps::loopback_node_ports() {
+        if !maps::loopback_node_ports() || !maps::is_host(maps::netns(ctx)) {
             return None;
         }
         let frontend = maps::frontend(&FrontendKey { addr: loopback, ..*key })?;
