@@ -87,6 +87,7 @@ const fn verdict(reason: Counter) -> &'static str {
         | Counter::SnatGivenUp
         | Counter::EventLost => "untouched",
         Counter::SocketDrop
+        | Counter::PacketErrorLimit
         | Counter::SocketSourceRange
         | Counter::SocketUnknownAddress
         | Counter::PacketDrop

@@ -9,6 +9,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::{
+    setsockopt_impl,
+    sys::socket::{setsockopt, sockopt::SetStruct},
+};
 use serde_json::json;
 use socket2::SockRef;
 
@@ -115,11 +119,17 @@ fn transfer(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> {
     with_server(pod, outside, node.is_ipv6(), server, client)
 }
 
-/// Datagrams of several sizes there and back, whole.
-fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> {
+/// Datagrams of several sizes there and back, whole. What both ends send is as `prepare` makes their sockets send it.
+fn datagrams(
+    pod: &Pod,
+    outside: &Place,
+    (node, port): (IpAddr, u16),
+    prepare: impl Fn(&UdpSocket) -> Result<()> + Sync,
+) -> Result<()> {
     const SIZES: [usize; 6] = [100, 1472, 1473, 4000, 9000, 60_000];
     let server = |ip: IpAddr, listens: &dyn Fn()| {
         let socket = UdpSocket::bind((ip, 7000))?;
+        prepare(&socket)?;
         socket.set_read_timeout(Some(patience()))?;
         listens();
         let mut bytes = vec![0; 65_536];
@@ -133,6 +143,7 @@ fn datagrams(pod: &Pod, outside: &Place, node: IpAddr, port: u16) -> Result<()> 
     let client = || {
         let any: IpAddr = if node.is_ipv6() { "::".parse()? } else { "0.0.0.0".parse()? };
         let socket = UdpSocket::bind((any, 0))?;
+        prepare(&socket)?;
         socket.set_read_timeout(Some(Duration::from_millis(500)))?;
         socket.connect((node, port))?;
         let mut received = vec![0; 65_536];
@@ -173,8 +184,45 @@ pub fn reached(lab: &Lab, a: &Pod, b: &Pod) -> Result<()> {
     for (pod, port) in [(a, 30001), (b, 30002), (a, 30003)] {
         for node in [IpAddr::from(lab.n1().v4), IpAddr::from(lab.n1().v6)] {
             transfer(pod, &lab.outside, node, port).with_context(|| format!("a stream to {node} port {port}"))?;
-            datagrams(pod, &lab.outside, node, port).with_context(|| format!("datagrams to {node} port {port}"))?;
+            let datagrams = datagrams(pod, &lab.outside, (node, port), |_| Ok(()));
+            datagrams.with_context(|| format!("datagrams to {node} port {port}"))?;
         }
     }
     Ok(())
 }
+
+/// Datagrams behind IPv6 extension headers, whole and in fragments, from outside to all that [`near_far_seen`] serves, and
+/// answers of the same kind.
+///
+/// # Errors
+/// What does not arrive.
+pub fn reached_behind_extensions(lab: &Lab, a: &Pod, b: &Pod) -> Result<()> {
+    // The header that follows, the length, and an option of nothing (RFC 8200, 4.2).
+    const PADDING: [u8; 8] = [0, 0, 1, 4, 0, 0, 0, 0];
+    for (pod, port) in [(a, 30001), (b, 30002), (a, 30003)] {
+        for (name, hop_by_hop, destination) in
+            [("hop-by-hop options", true, false), ("destination options", false, true), ("both", true, true)]
+        {
+            let with_options = |socket: &UdpSocket| {
+                if hop_by_hop {
+                    setsockopt(socket, HopByHop, &PADDING).context("IPV6_HOPOPTS")?;
+                }
+                if destination {
+                    setsockopt(socket, Destination, &PADDING).context("IPV6_DSTOPTS")?;
+                }
+                Ok(())
+            };
+            let datagrams = datagrams(pod, &lab.outside, (lab.n1().v6.into(), port), with_options);
+            datagrams.with_context(|| format!("datagrams with {name} to port {port}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Extension headers that the kernel puts before the ports of all that a socket sends.
+#[derive(Clone)]
+struct HopByHop;
+setsockopt_impl!(HopByHop, libc::IPPROTO_IPV6, libc::IPV6_HOPOPTS, [u8; 8], SetStruct<[u8; 8]>);
+#[derive(Clone)]
+struct Destination;
+setsockopt_impl!(Destination, libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, [u8; 8], SetStruct<[u8; 8]>);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sheave_tests::{
     client::Way,
     lab::Lab,
-    transfer::{in_both_families, near_far_seen, reached, serve},
+    transfer::{in_both_families, near_far_seen, reached, reached_behind_extensions, serve},
     wait::{SOON, eventually},
 };
 
@@ -28,6 +28,16 @@ fn path_mtu_is_found_through_a_node_port_in_both_directions() -> Result<()> {
 #[test]
 fn fragments_follow_their_first_one() -> Result<()> {
     in_both_families(|_| Ok(()))
+}
+
+/// Extension headers of IPv6 stand between the addresses and the ports, and with fragments before and behind what tells
+/// those apart. A server answers with the same.
+#[test]
+fn ports_are_found_behind_extension_headers() -> Result<()> {
+    let Some(lab) = Lab::new(2)? else { return Ok(()) };
+    let (a, b) = near_far_seen(&lab)?;
+    let _agent = lab.n1().agent()?;
+    reached_behind_extensions(&lab, &a, &b)
 }
 
 /// Pitfall of veth pairs: partial checksums are never verified between them. Here nobody leaves one to a device.

@@ -171,6 +171,31 @@ fn is_refused(client: &Place, to: SocketAddr) -> Result<()> {
     }
 }
 
+/// Whoever sends with somebody else's address has the errors sent to that one: no more than a kernel would send.
+#[test]
+fn errors_have_a_limit() -> Result<()> {
+    let Some(lab) = Lab::new(1)? else { return Ok(()) };
+    let none = Svc::new("none").ip("10.96.0.7").ip("2001:db8:96::7").port("n", 7000, "SCTP").node_port(30_007);
+    lab.apply(&[&none])?;
+    let agent = lab.n1().agent()?;
+    for to in ["192.0.2.11:30007".parse::<SocketAddr>()?, "[2001:db8::11]:30007".parse()?] {
+        eventually("the first one is refused", SOON, || is_refused(&lab.outside, to))?;
+        let counted = |name| anyhow::Ok(agent.status()?.counters.get(name).copied().unwrap_or_default());
+        let (unanswered, refused) = (counted("packet_error_limit")?, counted("packet_reject")?);
+        let mouth = Raw::open(&lab.outside, Domain::for_address(to), SCTP)?;
+        let opening = sctp(5555, to.port(), &INIT);
+        eventually("there are too many", SOON, || {
+            (0..500).try_for_each(|_| mouth.send(&opening, to.ip()))?;
+            ensure!(counted("packet_error_limit")? > unanswered, "all are answered");
+            Ok(())
+        })?;
+        let (unanswered, refused) = (counted("packet_error_limit")? - unanswered, counted("packet_reject")? - refused);
+        assert!(unanswered < refused, "{to}: {unanswered} of {refused} are not answered");
+        eventually("the next one is refused", SOON, || is_refused(&lab.outside, to))?;
+    }
+    Ok(())
+}
+
 /// Two flows of one client port and one backend would be the same packets there, and SCTP's ports stay what they are: the
 /// second one is dropped while the first one lasts. That ends in time, though no agent is there to remove it.
 #[test]

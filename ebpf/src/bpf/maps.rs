@@ -80,9 +80,13 @@ static POD_RANGES: LpmTrie<Addr, u32, 16_384> = LpmTrie::new();
 #[btf_map]
 static EVENTS: RingBuf<Event, { event::RING_BYTES as usize }> = RingBuf::new();
 
-/// See [`clock`]; not pinned.
+// Not pinned: a new agent's programs begin anew.
+/// See [`clock`].
 #[unsafe(no_mangle)]
 static mut CLOCK: u64 = 0;
+/// See [`errors_paid`].
+#[unsafe(no_mangle)]
+static mut ERRORS_PAID: u64 = 0;
 
 #[unsafe(no_mangle)]
 static SET_RETVAL: Global<u32> = Global::new(0);
@@ -182,6 +186,12 @@ pub fn link_header() -> u32 {
 #[inline(always)]
 pub fn clock() -> *mut u64 {
     &raw mut CLOCK
+}
+
+/// Pointer to a word: the time at which all ICMP errors so far are paid for, in ns of the monotonic clock.
+#[inline(always)]
+pub fn errors_paid() -> *mut u64 {
+    &raw mut ERRORS_PAID
 }
 
 /// Cookie of the network namespace that the socket of this context lives in. Needs Linux ≥ 5.7.

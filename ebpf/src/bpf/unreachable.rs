@@ -1,15 +1,15 @@
 //! ICMP port unreachable, for clients of SCTP (V-1, V-4). Its checksum covers the ports, so that its packets cannot be led to
 //! a closed port of this node, as datagrams are: the error is made here, in place of the packet that it is about.
 use crate::{
-    maps, refuse,
+    count, maps, refuse,
     skb::{self, DROP, Packet, Skb},
 };
 use aya_ebpf::{
     bindings::BPF_F_RECOMPUTE_CSUM,
-    helpers::{bpf_csum_diff, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes},
+    helpers::{bpf_csum_diff, bpf_ktime_get_ns, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes},
 };
 use core::{mem::MaybeUninit, ptr, slice};
-use sheave_ebpf::{addr::Addr, proto};
+use sheave_ebpf::{addr::Addr, counter::Counter, proto};
 
 /// The type of the chunk that opens an association, the only packet that is answered: others are of one that this node
 /// does not know, and netfilter calls them invalid.
@@ -100,7 +100,28 @@ fn about<'a, const HEADER: usize, const QUOTE: usize>(
         &mut *error
     };
     let [chunk, ..] = error.quote[HEADER + 3].to_ne_bytes();
-    if chunk == INIT { Some(error) } else { None }
+    if chunk == INIT && may_send() { Some(error) } else { None }
+}
+
+/// Whether one more error may be sent: a client that gives another's address as its own has them sent there. Of two CPUs
+/// that ask at once, one may go free.
+#[inline(always)]
+fn may_send() -> bool {
+    // The limits that Linux 3.18 gave its own errors (icmp_msgs_per_sec, icmp_msgs_burst), which it has raised since.
+    const PRICE: u64 = 1_000_000; // in ns
+    const BURST: u64 = 50;
+    let paid = maps::errors_paid();
+    // SAFETY: a plain helper call, and an aligned word, read and written whole.
+    unsafe {
+        let now = bpf_ktime_get_ns();
+        let due = paid.read_volatile().max(now);
+        if due - now >= BURST * PRICE {
+            count::bump(Counter::PacketErrorLimit);
+            return false;
+        }
+        paid.write_volatile(due + PRICE);
+    }
+    true
 }
 
 #[inline(always)]
