@@ -5,7 +5,10 @@
 //! destination and the quoted source change. Where that packet's destination was given, the error leaves: the quoted
 //! destination changes, and the error's source where it is the same. The other end's port changes where the client was
 //! given another one.
-use crate::skb::{self, ICMP_HEADER, Packet, Skb};
+use crate::{
+    csum,
+    skb::{self, ICMP_HEADER, Packet, Skb},
+};
 use aya_ebpf::helpers::bpf_l3_csum_replace;
 use sheave_ebpf::{
     addr::Addr,
@@ -76,10 +79,10 @@ fn quote(skb: Skb, packet: &Packet, at: u32, tuple: &Tuple, (old, new): (&Addr, 
     let icmp = checksum(packet);
     let ports = (skb::ports(&packet.tuple.reversed()), skb::ports(&tuple.reversed()));
     transport_checksum(skb, packet, icmp, ports, (old, new))?;
-    skb::csum_l4(skb, icmp, ports.0.into(), ports.1.into(), 4)?;
+    csum::replace(skb, icmp, ports.0.into(), ports.1.into(), 4)?;
     skb::store(skb, packet.l4, &ports.1)?;
     if packet.is_v6 {
-        skb::csum_l4(skb, icmp, 0, skb::rise(true, old, new).into(), 0)?;
+        csum::replace(skb, icmp, 0, csum::rise(true, old, new).into(), 0)?;
         return skb::store(skb, at, &new.words);
     }
     // The quoted header's sum stays what it is, so the ICMP checksum does too.
@@ -108,9 +111,9 @@ fn transport_checksum(
     if then == 0 && packet.tuple.proto == proto::UDP {
         return Some(());
     }
-    let rise = u64::from(!ports.0) + u64::from(ports.1) + u64::from(skb::rise(packet.is_v6, old, new));
-    let now = !skb::fold(u64::from(!then) + rise);
-    skb::csum_l4(skb, icmp, then.into(), now.into(), 2)?;
+    let rise = u64::from(!ports.0) + u64::from(ports.1) + u64::from(csum::rise(packet.is_v6, old, new));
+    let now = !csum::fold(u64::from(!then) + rise);
+    csum::replace(skb, icmp, then.into(), now.into(), 2)?;
     skb::store(skb, at, &now)
 }
 
@@ -118,7 +121,7 @@ fn transport_checksum(
 #[inline(always)]
 fn envelope(skb: Skb, packet: &Packet, at: u32, old: &Addr, new: &Addr) -> Option<()> {
     if packet.is_v6 {
-        skb::replace_pseudo(skb, checksum(packet), 0, true, skb::rise(true, old, new))?;
+        csum::replace_pseudo(skb, checksum(packet), 0, true, csum::rise(true, old, new))?;
     }
     skb::set_address(skb, packet.is_v6, at, old, new)
 }

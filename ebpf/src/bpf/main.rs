@@ -13,6 +13,7 @@ mod atomic;
 mod bind;
 mod conntrack;
 mod count;
+mod csum;
 mod icmp;
 mod maps;
 mod nat;

@@ -1,6 +1,6 @@
 //! Answering pings of virtual addresses, where the operator wants it (F32): who debugs a network pings first.
 use crate::{
-    count, maps, refuse,
+    count, csum, maps, refuse,
     skb::{self, NEXT, Skb},
 };
 use sheave_ebpf::{counter::Counter, frontend::FrontendKey, proto};
@@ -24,7 +24,7 @@ pub fn answer(skb: Skb) -> i32 {
         return NEXT;
     }
     let (then, now) = (u16::from_ne_bytes([kind, code]), u16::from_ne_bytes([reply, code]));
-    let answered = skb::csum_l4(skb, header.l4 + 2, then.into(), now.into(), 2)
+    let answered = csum::replace(skb, header.l4 + 2, then.into(), now.into(), 2)
         .and_then(|()| skb::store(skb, header.l4, &now))
         .and_then(|()| refuse::turn_round(skb, &header.src, &header.dst, header.is_v6));
     if answered.is_none() {

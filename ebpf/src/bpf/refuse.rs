@@ -1,6 +1,6 @@
 //! Refusing (V-1, V-4). TCP gets a RST at once, UDP the port unreachable of the kernel itself, SCTP one that is made here.
 use crate::{
-    conntrack, maps, nat,
+    conntrack, csum, maps, nat,
     skb::{self, DROP, NEXT, Packet, REDIRECT, Skb, TCP_ACK, TCP_RST},
     unreachable, watch,
 };
@@ -29,9 +29,9 @@ fn reset(skb: Skb, packet: &Packet) -> Option<i32> {
     let flags_now = u16::from_ne_bytes([offset, TCP_RST | TCP_ACK]);
 
     let checksum = packet.l4 + 16;
-    skb::csum_l4(skb, checksum, seq.into(), 0, 4)?;
-    skb::csum_l4(skb, checksum, ack.into(), answer.into(), 4)?;
-    skb::csum_l4(skb, checksum, flags_then.into(), flags_now.into(), 2)?;
+    csum::replace(skb, checksum, seq.into(), 0, 4)?;
+    csum::replace(skb, checksum, ack.into(), answer.into(), 4)?;
+    csum::replace(skb, checksum, flags_then.into(), flags_now.into(), 2)?;
     skb::store(skb, packet.l4 + 4, &[0, answer])?;
     skb::store(skb, packet.l4 + 12, &flags_now)?;
     skb::store(skb, packet.l4, &[packet.tuple.dst_port, packet.tuple.src_port])?;

@@ -2,10 +2,10 @@
 //! through helpers, which find bytes wherever they lie and refuse what is beyond the end.
 #![expect(clippy::undocumented_unsafe_blocks, reason = "every block is one helper call, or one field of the context")]
 
-use crate::maps;
+use crate::{csum, maps};
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
-    helpers::{bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_load_bytes, bpf_skb_store_bytes},
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0},
+    helpers::{bpf_l3_csum_replace, bpf_skb_load_bytes, bpf_skb_store_bytes},
 };
 use core::{mem::MaybeUninit, ptr};
 use sheave_ebpf::{
@@ -38,9 +38,6 @@ const UDP_HEADER: u32 = 8;
 const SCTP_HEADER: u32 = 12;
 /// Between an ICMP error's own header and what it quotes.
 pub const ICMP_HEADER: u32 = 8;
-
-/// `BPF_F_IPV6`, Linux 6.16.
-const F_IPV6: u64 = 1 << 7;
 
 /// A packet that may be translated.
 #[derive(Clone, Copy)]
@@ -409,12 +406,12 @@ fn replace(skb: Skb, packet: &Packet, tuple: &Tuple, old: &Addr, new: &Addr) -> 
         proto::UDP => Some((packet.l4 + 6, u64::from(BPF_F_MARK_MANGLED_0))),
         _ => None,
     };
-    let rise = rise(packet.is_v6, old, new);
+    let rise = csum::rise(packet.is_v6, old, new);
     if let Some((at, flags)) = checksum {
-        replace_pseudo(skb, at, flags, packet.is_v6, rise)?;
+        csum::replace_pseudo(skb, at, flags, packet.is_v6, rise)?;
         let (old, new) = (ports(&packet.tuple), ports(tuple));
         if old != new {
-            csum_l4(skb, at, old.into(), new.into(), flags | 4)?;
+            csum::replace(skb, at, old.into(), new.into(), flags | 4)?;
         }
     }
     set_ends(skb, packet, tuple, rise)
@@ -450,7 +447,7 @@ fn set_ends(skb: Skb, packet: &Packet, tuple: &Tuple, rise: u32) -> Option<()> {
     } else {
         let [ttl, protocol, c0, c1] = packet.third.to_ne_bytes();
         let sum = u64::from(!u16::from_ne_bytes([c0, c1])) + u64::from(rise);
-        let [c0, c1] = (!fold(sum)).to_ne_bytes();
+        let [c0, c1] = (!csum::fold(sum)).to_ne_bytes();
         let third = u32::from_ne_bytes([ttl, protocol, c0, c1]);
         let (src, dst) = (tuple.src.words[3], tuple.dst.words[3]);
         if has_ports && packet.l4 == at + 12 {
@@ -459,14 +456,6 @@ fn set_ends(skb: Skb, packet: &Packet, tuple: &Tuple, rise: u32) -> Option<()> {
         store(skb, at, &[third, src, dst])?;
     }
     if has_ports { store(skb, packet.l4, &ports(tuple)) } else { Some(()) }
-}
-
-/// A sum of 16-bit words, as 16 bits.
-#[inline(always)]
-pub const fn fold(sum: u64) -> u16 {
-    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32 & 0xffff);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 /// An address of the outermost header and, for IPv4, its checksum.
@@ -481,30 +470,4 @@ pub fn set_address(skb: Skb, is_v6: bool, at: u32, old: &Addr, new: &Addr) -> Op
         return None;
     }
     store(skb, at, &new.words[3])
-}
-
-/// The transport checksum at `at` after the sum over the pseudo header rose.
-#[inline(always)]
-pub fn replace_pseudo(skb: Skb, at: u32, flags: u64, is_v6: bool, rise: u32) -> Option<()> {
-    // Only IPv4 has a header checksum that evens the change out under CHECKSUM_COMPLETE.
-    let v6 = if is_v6 && maps::has_csum_ipv6() { F_IPV6 } else { 0 };
-    csum_l4(skb, at, 0, rise.into(), flags | v6 | u64::from(BPF_F_PSEUDO_HDR))
-}
-
-/// By how much a sum over an address rises when it is replaced: what `bpf_csum_diff` says, but a call costs more.
-#[inline(always)]
-pub fn rise(is_v6: bool, old: &Addr, new: &Addr) -> u32 {
-    let ([a, b, c, d], [e, f, g, h]) = (old.words, new.words);
-    let mut sum = u64::from(!d) + u64::from(h);
-    if is_v6 {
-        sum += u64::from(!a) + u64::from(!b) + u64::from(!c) + u64::from(e) + u64::from(f) + u64::from(g);
-    }
-    let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    ((sum & 0xffff_ffff) + (sum >> 32)) as u32
-}
-
-#[inline(always)]
-pub fn csum_l4(skb: Skb, at: u32, old: u64, new: u64, flags: u64) -> Option<()> {
-    let r = unsafe { bpf_l4_csum_replace(skb, at, old, new, flags) };
-    if r == 0 { Some(()) } else { None }
 }

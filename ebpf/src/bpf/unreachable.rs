@@ -1,7 +1,7 @@
 //! ICMP port unreachable, for clients of SCTP (V-1, V-4). Its checksum covers the ports, so that its packets cannot be led to
 //! a closed port of this node, as datagrams are: the error is made here, in place of the packet that it is about.
 use crate::{
-    count, maps, refuse,
+    count, csum, maps, refuse,
     skb::{self, DROP, Packet, Skb},
 };
 use aya_ebpf::{
@@ -140,7 +140,7 @@ fn checksum(words: &[u32], start: u32) -> u32 {
     let words = (words.as_ptr().cast_mut(), size_of_val(words) as u32);
     // SAFETY: a plain helper call, with the bounds of a live slice.
     let sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, words.0, words.1, start) };
-    let [a, b] = (!skb::fold(u64::from(sum as u32))).to_ne_bytes();
+    let [a, b] = (!csum::fold(u64::from(sum as u32))).to_ne_bytes();
     word([0, 0, a, b])
 }
 
