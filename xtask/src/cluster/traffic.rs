@@ -77,8 +77,11 @@ impl Count {
         let (Some((first, why)), Some((last, _))) = (self.bad.first(), self.bad.last()) else {
             return (all == 0).then(|| format!("{name}: nothing was answered"));
         };
-        let period = last.duration_since(*first).as_millis();
-        Some(format!("{name}: {} of {all} failed, within {period} ms: {why}", self.bad.len()))
+        let (ago, period) = (first.elapsed().as_millis(), last.duration_since(*first).as_millis());
+        Some(format!(
+            "{name}: {} of {all} failed, the first {ago} ms ago, all within {period} ms: {why}",
+            self.bad.len()
+        ))
     }
 }
 
