@@ -97,7 +97,9 @@ fn every_program_loads_and_can_be_attached() -> Result<()> {
         let mut objects = objects(lab.n1(), switches, features)?;
         lab.n1().host.enter(|| tc::qdisc_add_clsact("eth0"))??; // before 6.6, where there is no tcx
         let (mut good, mut bad) = (0, Vec::new());
-        for (layer, ebpf) in &mut objects {
+        // The second one with what is usual is loaded by every agent of the other tests.
+        let objects = objects.iter_mut().filter(|(layer, _)| layer.is_empty() || features != Features::default());
+        for (layer, ebpf) in objects {
             let wanted = |program: &Program| layer.is_empty() || matches!(program, Program::SchedClassifier(_));
             for (name, program) in ebpf.programs_mut().filter(|(_, program)| wanted(program)) {
                 let start = Instant::now();
@@ -113,7 +115,7 @@ fn every_program_loads_and_can_be_attached() -> Result<()> {
             }
         }
         assert!(bad.is_empty(), "with {extreme}:\n{}", bad.join("\n"));
-        assert!(good >= 19, "with {extreme}: the objects hold only {good} programs");
+        assert!(good >= 15, "with {extreme}: the object holds only {good} programs");
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::{fs, net::IpAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use sheave_agent::options::TcAttach;
+use sheave_agent::{datapath::programs::tc::is_tcx_there, options::TcAttach};
 use sheave_tests::{
     client::{LoadKind, Way},
     foreign,
@@ -159,7 +159,8 @@ fn another_way_of_attaching_takes_over_from_the_first() -> Result<()> {
 /// ADR 9: programs that end the chain, there before the agent or attached behind its back, do not switch ours off.
 #[test]
 fn programs_of_others_that_let_nobody_see_a_packet_come_after_ours() -> Result<()> {
-    for (flags, by) in [(&[][..], TcAttach::Auto), (&["--tc-attach", "clsact"], TcAttach::Clsact)] {
+    let by_tcx = is_tcx_there().then_some((&[][..], TcAttach::Auto));
+    for (flags, by) in by_tcx.into_iter().chain([(&["--tc-attach", "clsact"][..], TcAttach::Clsact)]) {
         let Some(lab) = Lab::new(1)? else { return Ok(()) };
         let node = lab.n1();
         let bpffs = &node.paths().bpffs;
