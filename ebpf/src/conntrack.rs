@@ -135,8 +135,6 @@ pub const ROLE_RETURN: u32 = 3;
 pub const ROLE_MASK: u32 = 3;
 /// The client is masqueraded: its packets get this node's address at egress.
 pub const FLAG_MASQUERADE: u32 = 1 << 2;
-/// The flow leads to a closed port of this node, which refuses it.
-pub const FLAG_REFUSED: u32 = 1 << 3;
 
 impl Flow {
     /// Room for one.
@@ -162,6 +160,8 @@ impl Flow {
 
 /// The word that says when packets of one direction were seen last, and which kinds of TCP segments ever.
 pub mod seen {
+    use crate::tcp;
+
     /// A segment with FIN.
     pub const FIN: u32 = 1;
     /// A segment with RST.
@@ -170,15 +170,32 @@ pub mod seen {
     pub const ANY: u32 = 1 << 2;
     /// A packet when the flow was two seconds old: more than a question.
     pub const STREAM: u32 = 1 << 3;
+    /// TCP: nothing that belongs to a connection yet, but SYNs. Of one packet: it is none of a connection that is made.
+    pub const SYN: u32 = 1 << 4;
     /// From which age on, in seconds, packets make a stream of a flow.
     pub const STREAM_AGE: u32 = 2;
 
+    /// What is worth remembering of a packet with these TCP flags (0 for other protocols). On a connection every segment
+    /// but a RST acknowledges something: others are part of the handshake, or nobody's honest ones, whatever they say.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_segment(flags: u8) -> u32 {
+        let rst = if flags & tcp::RST != 0 { RST } else { 0 };
+        if flags & (tcp::SYN | tcp::ACK) != tcp::ACK {
+            return ANY | SYN | rst;
+        }
+        let fin = if flags & tcp::FIN != 0 { FIN } else { 0 };
+        ANY | fin | rst
+    }
+
     /// What was seen of one side after another packet, given what was before. A RST counts until its side speaks on: a
-    /// stale one, or one that somebody forged, ends no connection, and must not end its flow.
+    /// stale one, or one that somebody forged, ends no connection, and must not end its flow. A SYN is not speaking on:
+    /// it leaves a connection as it is, and one that is not made yet stays that.
     #[inline(always)]
     #[must_use]
     pub const fn after(then: u32, packet: u32) -> u32 {
-        then & !RST | packet
+        let before = if packet & SYN == 0 { then & !(RST | SYN) } else { then };
+        before | packet & !SYN
     }
 
     /// Flags and time in boot-time seconds.
@@ -234,7 +251,7 @@ pod! {
 /// Where a flow is in its life, from what was seen in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// No answer yet.
+    /// No answer yet, or of TCP: the client has not acknowledged one.
     Opening,
     /// UDP: a question and its answer, and no more for two seconds.
     Answered,
@@ -259,7 +276,7 @@ impl Phase {
                 return Self::Closing;
             }
         }
-        if reply & seen::ANY == 0 {
+        if reply & seen::ANY == 0 || (protocol == proto::TCP && dial & seen::SYN != 0) {
             Self::Opening
         } else if protocol == proto::UDP && (dial | reply) & seen::STREAM == 0 {
             Self::Answered
@@ -303,10 +320,31 @@ pub const fn is_done(dial: u32, reply: u32) -> bool {
 #[inline(always)]
 #[must_use]
 pub const fn is_over(protocol: u8, now: u32, dial: u64, reply: u64) -> bool {
+    idle(now, dial, reply) > Phase::of(protocol, seen::flags(dial), seen::flags(reply)).timeout(protocol)
+}
+
+/// Seconds without a packet after which a flow [is dispensable](is_dispensable): longer than a SYN waits for its second
+/// repetition.
+pub const PATIENCE: u32 = 5;
+
+/// Whether a flow may go where room is short: it is over or done, or neither side can count on the other yet (netfilter,
+/// which does the same, calls those not assured).
+#[inline(always)]
+#[must_use]
+pub const fn is_dispensable(protocol: u8, now: u32, dial: u64, reply: u64) -> bool {
     let phase = Phase::of(protocol, seen::flags(dial), seen::flags(reply));
+    let patience = match phase {
+        Phase::Opening | Phase::Answered | Phase::Closed => PATIENCE,
+        Phase::Open | Phase::Closing => phase.timeout(protocol),
+    };
+    idle(now, dial, reply) > patience
+}
+
+/// Seconds since the last packet of either side.
+#[inline(always)]
+const fn idle(now: u32, dial: u64, reply: u64) -> u32 {
     let (dialled, replied) = (seen::time(dial), seen::time(reply));
-    let last = if dialled > replied { dialled } else { replied };
-    now.saturating_sub(last) > phase.timeout(protocol)
+    now.saturating_sub(if dialled > replied { dialled } else { replied })
 }
 
 #[cfg(test)]
@@ -314,11 +352,14 @@ mod tests {
     use super::*;
 
     const A: u32 = seen::ANY;
+    const SYN: u32 = A | seen::SYN;
 
     #[test]
     fn the_phase_follows_from_what_both_sides_sent() {
         let cases = [
-            ("a SYN without answer", proto::TCP, A, 0, Phase::Opening, 60),
+            ("a SYN without answer", proto::TCP, SYN, 0, Phase::Opening, 60),
+            ("a SYN answered, never acknowledged", proto::TCP, SYN, A, Phase::Opening, 60),
+            ("the backend gave up waiting", proto::TCP, SYN, A | seen::RST, Phase::Closed, 10),
             ("an established connection", proto::TCP, A, A, Phase::Open, 86_400),
             ("the client is done", proto::TCP, A | seen::FIN, A, Phase::Closing, 3600),
             ("the backend is done", proto::TCP, A, A | seen::FIN, Phase::Closing, 3600),
@@ -369,6 +410,34 @@ mod tests {
             let flags = packets.iter().fold(0, |then, packet| seen::after(then, *packet));
             assert_eq!(Phase::of(proto::TCP, flags, A), phase, "{name}, the client's");
             assert_eq!(Phase::of(proto::TCP, A, flags), phase, "{name}, the backend's");
+        }
+    }
+
+    /// A connection is made by what its client acknowledges, and nothing that is not part of it says how it fares.
+    #[test]
+    fn a_connection_is_open_once_its_client_acknowledges() {
+        use crate::tcp::{ACK, FIN, RST, SYN as S};
+        let cases: [(_, &[u8], &[u8], _); 12] = [
+            ("a SYN", &[S], &[], Phase::Opening),
+            ("SYNs, answered again and again", &[S, S, S], &[S | ACK, S | ACK], Phase::Opening),
+            ("the handshake", &[S, ACK], &[S | ACK], Phase::Open),
+            ("and a forged SYN", &[S, ACK, S], &[S | ACK], Phase::Open),
+            ("an entry of an older version, and a forged SYN", &[ACK, S], &[ACK], Phase::Open),
+            ("a forged FIN, which acknowledges nothing", &[S, FIN], &[S | ACK], Phase::Opening),
+            ("a forged segment without flags", &[S, 0], &[S | ACK], Phase::Opening),
+            ("a SYN that is a FIN as well", &[S | FIN], &[S | ACK], Phase::Opening),
+            ("a forged ACK, which the backend resets", &[S, ACK], &[S | ACK, RST], Phase::Closed),
+            ("and answers the SYN once more", &[S, ACK], &[S | ACK, RST, S | ACK], Phase::Closed),
+            ("a reset by the client, which acknowledges nothing", &[S, ACK, RST], &[S | ACK], Phase::Closed),
+            ("both ends are done", &[S, ACK, FIN | ACK], &[S | ACK, FIN | ACK], Phase::Closed),
+        ];
+        for (name, client, backend, phase) in cases {
+            let seen = |packets: &[u8]| packets.iter().map(|flags| seen::of_segment(*flags)).collect::<Vec<_>>();
+            let (dial, reply) = (seen(client), seen(backend));
+            // The first packet makes the client's entry; that of the replies is there before them.
+            let dial = dial[1..].iter().fold(dial[0], |then, packet| seen::after(then, *packet));
+            let reply = reply.iter().fold(0, |then, packet| seen::after(then, *packet));
+            assert_eq!(Phase::of(proto::TCP, dial, reply), phase, "{name}");
         }
     }
 

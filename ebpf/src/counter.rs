@@ -89,7 +89,7 @@ counters! {
     /// A port to masquerade a client behind turned out to be another connection's, which netfilter gave it: given up, and
     /// another one taken for the client's next packet.
     SnatGivenUp = 33, "snat_given_up";
-    /// An ICMP error to a client of SCTP was not sent, for there were too many: 50 at once and 1000 a second are.
+    /// An ICMP error to a client of UDP or SCTP was not sent, for there were too many: 50 at once and 1000 a second are.
     PacketErrorLimit = 34, "packet_error_limit";
     /// A record for `sheave monitor` was lost because its reader was too slow.
     EventLost = 40, "event_lost";

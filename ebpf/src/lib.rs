@@ -36,6 +36,18 @@ pub mod proto {
     pub const ICMPV6: u8 = 58;
 }
 
+/// Flags of a TCP segment (RFC 9293, 3.1).
+pub mod tcp {
+    /// The sender has nothing more to say.
+    pub const FIN: u8 = 1;
+    /// It wants a connection.
+    pub const SYN: u8 = 1 << 1;
+    /// There is no connection.
+    pub const RST: u8 = 1 << 2;
+    /// It acknowledges what it has heard.
+    pub const ACK: u8 = 1 << 4;
+}
+
 /// Names of every map. The pin of a map is its name in lower case.
 pub mod maps {
     /// Hash: [`FrontendKey`](crate::frontend::FrontendKey) → [`Frontend`](crate::frontend::Frontend).

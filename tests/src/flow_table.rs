@@ -6,9 +6,10 @@ use std::{
     ops::Range,
     path::PathBuf,
     sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use aya::maps::{HashMap, Map, MapData};
 use sheave_agent::datapath::{
     Limits,
@@ -27,6 +28,28 @@ use sheave_ebpf::{
     },
     maps, proto,
 };
+
+use crate::{node::Node, wait::eventually};
+
+/// As if every flow of a node had been made and seen so many seconds earlier.
+///
+/// # Errors
+/// When there is no table, or it refuses.
+pub fn age(node: &Node, seconds: u32) -> Result<()> {
+    eventually("the machine is older than a flow becomes", Duration::from_secs(seconds.into()), || {
+        ensure!(clock::seconds() > seconds, "it was just started");
+        Ok(())
+    })?;
+    let map = MapData::from_pin(node.pins().map(maps::CONNTRACK))?;
+    let mut table: HashMap<_, Tuple, Flow> = Map::LruHashMap(map).try_into()?;
+    let entries = table.iter().collect::<Result<Vec<_>, _>>()?;
+    for (tuple, flow) in entries {
+        let then = |time: u32| time.saturating_sub(seconds);
+        let seen = seen::word(seen::flags(flow.seen), then(seen::time(flow.seen)));
+        table.insert(&tuple, Flow { seen, created: then(flow.created), ..flow }, 0)?;
+    }
+    Ok(())
+}
 
 /// The table; unpinned when dropped.
 pub struct FlowTable {
@@ -57,13 +80,16 @@ impl FlowTable {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn fill(&mut self, mut numbers: Range<u32>, is_over: bool) -> Result<()> {
-        let now = clock::seconds();
-        let word = if is_over {
-            seen::word(seen::ANY | seen::FIN, now.saturating_sub(60))
-        } else {
-            seen::word(seen::ANY, now)
-        };
+    pub fn fill(&mut self, numbers: Range<u32>, is_over: bool) -> Result<()> {
+        self.fill_with(numbers, if is_over { (seen::ANY | seen::FIN, 60) } else { (seen::ANY, 0) })
+    }
+
+    /// The same of flows of which this was seen on both sides, so many seconds ago.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn fill_with(&mut self, mut numbers: Range<u32>, (seen, ago): (u32, u32)) -> Result<()> {
+        let word = seen::word(seen, clock::seconds().saturating_sub(ago));
         numbers.try_for_each(|number| self.enter(number, word))
     }
 

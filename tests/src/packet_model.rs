@@ -20,7 +20,7 @@ use self::{
     shape::{Ends, Fragments, Shape, pong},
     world::{Endpoint, Kind, Net, PORTS, Scope, TAKEN, Whose, Without, World},
 };
-use crate::packet::{self, ETH, FIN, ICMP, ICMPV6, RST, SCTP, SYN, TCP, UDP};
+use crate::packet::{self, ACK, ETH, FIN, ICMP, ICMPV6, RST, SCTP, SYN, TCP, UDP};
 
 /// Where the packets of a client go.
 #[derive(Clone, Copy, Debug)]
@@ -106,13 +106,25 @@ impl Model {
     // ── Ingress ──
 
     fn ingress(&mut self, came: &Came) -> Fate {
+        if came.bytes[..6] != [0; 6] {
+            return came.untouched(Why::Foreign); // the link brought it to others
+        }
         let Some(p) = Shape::read(came.bytes, &self.fragments, false) else { return self.ping(came) };
+        if p.is_stopped() {
+            return came.dropped(Why::Fragment);
+        }
         if !p.may_open() {
             return self.follow(came, &p);
         }
         match self.returned(&p).filter(|_| p.proto != TCP) {
             Some(client) => self.arrive(came, &p, (client, p.src.port()), self.reply_mark(), Why::Returned),
-            None => self.dial(came, &p),
+            None => {
+                let fate = self.dial(came, &p);
+                if fate.outcome.verdict != Verdict::Next {
+                    self.fragments.stop(&p);
+                }
+                fate
+            }
         }
     }
 
@@ -286,10 +298,21 @@ impl Model {
     /// Whether replies from `backend` could not be told from those of another flow of this client.
     fn clashes(&self, p: &Shape, backend: SocketAddr) -> bool {
         self.replies.get(&(p.proto, backend, p.src)).is_some_and(|reply| {
-            let client = SocketAddr::new(p.src.ip(), reply.port);
-            let dial = self.dials.get(&(p.proto, client, reply.frontend));
-            (client, reply.frontend) != (p.src, p.dst)
-                && dial.is_some_and(|dial| (dial.backend, dial.port) == (backend, p.src.port()))
+            (reply.port, reply.frontend) != (p.src.port(), p.dst) && self.stands(p.proto, backend, p.src, reply)
+        })
+    }
+
+    /// Whether the flow with these replies is still one: its client may have been led elsewhere since.
+    fn stands(&self, proto: u8, backend: SocketAddr, client: SocketAddr, reply: &Reply) -> bool {
+        let dial = self.dials.get(&(proto, SocketAddr::new(client.ip(), reply.port), reply.frontend));
+        dial.is_some_and(|dial| (dial.backend, dial.port) == (backend, client.port()))
+    }
+
+    /// Whether the flow that has a masquerading port stands.
+    fn is_held(&self, proto: u8, backend: SocketAddr, at: SocketAddr) -> bool {
+        self.returns.get(&(proto, backend, at)).is_some_and(|client| {
+            let reply = self.replies.get(&(proto, backend, *client));
+            reply.is_none_or(|reply| self.stands(proto, backend, *client, reply))
         })
     }
 
@@ -319,26 +342,23 @@ impl Model {
         self.masqueraded |= wanted;
         // What is masqueraded to a process of this node does not leave: its replies come by as they are.
         self.plain |= !is_masqueraded || is_own;
-        let dial = Dial { service, backend: endpoint.at, port, is_masqueraded, seen: p.tcp };
+        let dial = Dial { service, backend: endpoint.at, port, is_masqueraded, seen: seen_after(0, p.tcp) };
         let reply = Reply { frontend: p.dst, port: p.src.port(), seen: None };
         self.replies.insert((p.proto, endpoint.at, SocketAddr::new(p.src.ip(), port)), reply);
         self.dials.insert(p.ends(), dial);
         dial
     }
 
-    /// TCP at once, with a RST; a datagram by this node's kernel, on a port where nobody can listen; of SCTP, what opens an
-    /// association, by an ICMP error.
+    /// TCP with a RST; a datagram, and of SCTP what opens an association, with an ICMP error.
     fn refuse(&mut self, came: &Came, p: &Shape, why: Why) -> Fate {
-        let nobody = SocketAddr::new(World::node(p.src.is_ipv6()), 0);
         match p.proto {
             TCP => came.answered(p.reset(), why),
-            UDP => {
-                let reply = Reply { frontend: p.dst, port: p.src.port(), seen: None };
-                self.replies.insert((p.proto, nobody, p.src), reply);
-                self.plain = true;
-                self.arrive(came, p, (nobody, p.src.port()), 0, why)
-            }
-            _ => p.unreachable().map_or_else(|| came.dropped(why), |error| came.answered(error, Why::Unreachable)),
+            _ => match p.unreachable() {
+                // There is a limit, which is counted.
+                Some(_) if came.did.verdict == Verdict::Drop => came.dropped(Why::Unreachable),
+                Some(error) => came.answered(error, Why::Unreachable),
+                None => came.dropped(why),
+            },
         }
     }
 
@@ -388,7 +408,7 @@ impl Model {
         let is_free = |at: &SocketAddr| {
             // A frontend would take its replies for new flows.
             let is_frontend = p.proto != SCTP && self.world.frontend(p.proto, *at).is_some();
-            !is_frontend && !self.returns.contains_key(&(p.proto, p.dst, *at))
+            !is_frontend && !self.is_held(p.proto, p.dst, *at)
         };
         let free: Vec<_> = ports.map(|port| SocketAddr::new(node, port)).filter(is_free).collect();
         // The last free one may escape 32 tries, though hardly ever.
@@ -396,8 +416,13 @@ impl Model {
             return came.dropped(if p.proto == SCTP { Why::SctpPort } else { Why::Exhausted });
         }
         let chosen = free.iter().find(|at| sent_from(came.did) == Some(**at)).unwrap_or(&free[0]);
+        let back = (p.proto, p.dst, *chosen);
+        self.answered.remove(&back);
+        if let Some(client) = self.returns.insert(back, p.src) {
+            self.replies.remove(&(p.proto, p.dst, client));
+            self.masquerades.remove(&(p.proto, client, p.dst));
+        }
         self.masquerades.insert(p.ends(), *chosen);
-        self.returns.insert((p.proto, p.dst, *chosen), p.src);
         self.leave(came, p, (*chosen, p.dst.port()), Why::Masqueraded)
     }
 
@@ -408,9 +433,10 @@ impl Model {
     }
 }
 
-/// TCP flags of one side after another segment: a RST counts until its side speaks on.
+/// TCP flags of one side after another segment: a RST counts until its side speaks on, which it does by what acknowledges
+/// something and is no SYN; all others say nothing but RST.
 const fn seen_after(then: u8, segment: u8) -> u8 {
-    then & !RST | segment
+    if segment & (SYN | ACK) == ACK { then & !RST | segment } else { then | segment & RST }
 }
 
 /// The same reason, as it is called where the packet is no ordinary one.

@@ -10,16 +10,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::{HashMap, Map, MapData};
 use serde_json::json;
-use sheave_agent::datapath::tables::clock;
-use sheave_ebpf::{
-    conntrack::{Flow, Tuple, seen},
-    maps,
-};
 use sheave_tests::{
+    flow_table::age,
     lab::Lab,
-    node::{Node, Pod},
+    node::Pod,
     objects::{Slice, Svc},
     packet,
     place::Place,
@@ -213,26 +208,9 @@ fn an_older_flow_is_in_the_way_while_it_lasts() -> Result<()> {
     assert_eq!(agent.status()?.counters.get("packet_clash"), Some(&1));
     agent.kill()?;
     assert!(is_dropped(newer), "it is dropped without an agent, too");
-    make_old(lab.n1())?;
+    age(lab.n1(), 211)?;
     reaches(newer).context("the older one is over")?;
     assert!(is_dropped(older), "from now on it is the other way round");
-    Ok(())
-}
-
-/// As if all flows had been silent since this machine was started.
-fn make_old(node: &Node) -> Result<()> {
-    const LONGEST: u32 = 210; // of SCTP
-    let just_started = Duration::from_secs(LONGEST.into());
-    eventually("the machine is older than a flow becomes", just_started, || {
-        ensure!(clock::seconds() > LONGEST, "it was just started");
-        Ok(())
-    })?;
-    let map = MapData::from_pin(node.pins().map(maps::CONNTRACK))?;
-    let mut table: HashMap<_, Tuple, Flow> = Map::LruHashMap(map).try_into()?;
-    let entries = table.iter().collect::<Result<Vec<_>, _>>()?;
-    for (tuple, flow) in entries {
-        table.insert(tuple, Flow { seen: seen::word(seen::flags(flow.seen), 0), ..flow }, 0)?;
-    }
     Ok(())
 }
 

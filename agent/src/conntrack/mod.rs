@@ -5,8 +5,8 @@ mod view;
 use sheave_ebpf::{
     addr::Addr,
     conntrack::{
-        FLAG_MASQUERADE, FLAG_REFUSED, Flow, HOOK_EGRESS, HOOK_INGRESS, Phase, ROLE_DIAL, ROLE_MASQUERADE, ROLE_REPLY,
-        Tuple, is_over, seen,
+        FLAG_MASQUERADE, Flow, HOOK_EGRESS, HOOK_INGRESS, PATIENCE, Phase, ROLE_DIAL, ROLE_MASQUERADE, ROLE_REPLY,
+        Tuple, is_dispensable, is_over, seen,
     },
 };
 
@@ -18,25 +18,24 @@ pub trait ReadFlows {
     fn flow(&self, tuple: &Tuple) -> Option<Flow>;
 }
 
-/// A refused datagram's entry is only for the one ICMP error that answers it, and for its repetitions.
-const REFUSED_TIMEOUT: u32 = 30;
 /// What an entry whose other half was pushed out of the full table is kept for, while packets come.
 const ORPHAN_TIMEOUT: u32 = 120;
 
 /// What is no longer wanted at `now`, in boot-time seconds, given a copy of one entry: nothing, the entry alone, or its
 /// whole flow. The entries of the two directions decide together; those that masquerade the client go with them.
-/// Reads other entries only where this one alone could be old enough.
+/// Reads other entries only where this one alone could be old enough. A table that `is_crowded` would push out whoever is
+/// idle to make room, so that whatever is dispensable goes before that.
 ///
 /// To be deleted at once: a client may use its port again at any moment, and then the same keys are another flow's. So an
 /// entry that is no longer what was copied stays.
 #[must_use]
-pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows) -> Vec<Tuple> {
+pub fn sweep(now: u32, is_crowded: bool, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows) -> Vec<Tuple> {
     let idle = |flow: &Flow| now.saturating_sub(seen::time(flow.seen));
     let mut gone = Vec::new();
     let is_unwanted = match flow.role() {
         ROLE_DIAL => {
             let shortest = Phase::Opening.timeout(tuple.proto).min(Phase::Closed.timeout(tuple.proto));
-            if idle(flow) <= shortest {
+            if idle(flow) <= if is_crowded { PATIENCE.min(shortest) } else { shortest } {
                 return gone;
             }
             let reply = tuple.reply(flow);
@@ -44,7 +43,8 @@ pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows) -> Ve
             // The replies may be another flow's by now: two CPUs opened both, or a full table lost ours.
             let is_ours = found.is_none_or(|found| reply.dial(&found) == *tuple);
             let replies = found.filter(|_| is_ours).map_or(0, |found| found.seen);
-            if !is_over(tuple.proto, now, flow.seen, replies) {
+            let may_go = if is_crowded { is_dispensable } else { is_over };
+            if !may_go(tuple.proto, now, flow.seen, replies) {
                 return gone;
             }
             if is_ours {
@@ -54,7 +54,6 @@ pub fn sweep(now: u32, tuple: &Tuple, flow: &Flow, table: &impl ReadFlows) -> Ve
             }
             true
         }
-        ROLE_REPLY if flow.flags & FLAG_REFUSED != 0 => idle(flow) > REFUSED_TIMEOUT,
         ROLE_REPLY => {
             // Its client may have been led elsewhere since, or been given another port.
             let dial = tuple.dial(flow);
@@ -88,7 +87,7 @@ impl Kinds {
                 self.masqueraded |= is_masqueraded;
                 self.plain |= !is_masqueraded || is_own(&flow.to);
             }
-            ROLE_REPLY => self.plain |= flow.flags & FLAG_REFUSED != 0,
+            ROLE_REPLY => {}
             _ => self.masqueraded = true,
         }
     }

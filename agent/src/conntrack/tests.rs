@@ -50,8 +50,12 @@ fn table(port: u16, protocol: u8, dialled: (u32, u32), replied: (u32, u32)) -> H
 
 /// Sweeps until nothing changes; how many passes it took and how many entries are left.
 fn collect(table: &mut HashMap<Tuple, Flow>, now: u32) -> (usize, usize) {
+    collect_from(table, now, false)
+}
+
+fn collect_from(table: &mut HashMap<Tuple, Flow>, now: u32, is_crowded: bool) -> (usize, usize) {
     for pass in 0.. {
-        let gone: Vec<_> = table.iter().flat_map(|(tuple, flow)| sweep(now, tuple, flow, table)).collect();
+        let gone: Vec<_> = table.iter().flat_map(|(tuple, flow)| sweep(now, is_crowded, tuple, flow, table)).collect();
         if gone.is_empty() {
             return (pass, table.len());
         }
@@ -64,6 +68,7 @@ fn collect(table: &mut HashMap<Tuple, Flow>, now: u32) -> (usize, usize) {
 fn a_flow_lives_while_either_side_may_speak_and_goes_whole() {
     const ANY: u32 = seen::ANY;
     const STREAM: u32 = seen::STREAM;
+    const SYN: u32 = seen::ANY | seen::SYN;
     const FIN: u32 = seen::ANY | seen::FIN;
     const RST: u32 = seen::ANY | seen::RST;
     let cases = [
@@ -71,8 +76,10 @@ fn a_flow_lives_while_either_side_may_speak_and_goes_whole() {
         ("an open connection, silent for a day", proto::TCP, (ANY, 1000), (ANY, 1000), 86_401, 0),
         ("only the backend speaks", proto::TCP, (ANY, 1000), (ANY, 80_000), 100_000, 4),
         ("only the client speaks", proto::TCP, (ANY, 80_000), (ANY, 1000), 100_000, 4),
-        ("a SYN nobody answered", proto::TCP, (ANY, 1000), (0, 1000), 61, 0),
-        ("a SYN that may still be answered", proto::TCP, (ANY, 1000), (0, 1000), 60, 4),
+        ("a SYN nobody answered", proto::TCP, (SYN, 1000), (0, 1000), 61, 0),
+        ("a SYN that may still be answered", proto::TCP, (SYN, 1000), (0, 1000), 60, 4),
+        ("a SYN answered, never acknowledged", proto::TCP, (SYN, 1000), (ANY, 1000), 61, 0),
+        ("a SYN whose answer may still be acknowledged", proto::TCP, (SYN, 1000), (ANY, 1000), 60, 4),
         ("one side closed", proto::TCP, (FIN, 1000), (ANY, 1000), 3600, 4),
         ("one side closed long ago", proto::TCP, (FIN, 1000), (ANY, 1000), 3601, 0),
         ("both sides closed", proto::TCP, (FIN, 1000), (FIN, 1000), 11, 0),
@@ -90,6 +97,35 @@ fn a_flow_lives_while_either_side_may_speak_and_goes_whole() {
             let (passes, entries) = collect(&mut table, if name.starts_with("only") { later } else { 1000 + later });
             assert_eq!(entries, left, "{name}, port {port}");
             assert!(passes <= 1, "{name}, port {port}: {passes} passes");
+        }
+    }
+}
+
+/// Room is made by what carries nothing, never by a connection that is open.
+#[test]
+fn a_crowded_table_does_without_what_is_dispensable() {
+    const ANY: u32 = seen::ANY;
+    const STREAM: u32 = seen::ANY | seen::STREAM;
+    const FIN: u32 = seen::ANY | seen::FIN;
+    const RST: u32 = seen::ANY | seen::RST;
+    const SYN: u32 = seen::ANY | seen::SYN;
+    let cases = [
+        ("an open connection", proto::TCP, ANY, ANY, false),
+        ("one side closed", proto::TCP, FIN, ANY, false),
+        ("both sides closed", proto::TCP, FIN, FIN, true),
+        ("reset by the backend", proto::TCP, ANY, RST, true),
+        ("a SYN nobody answered", proto::TCP, SYN, 0, true),
+        ("a SYN answered, never acknowledged", proto::TCP, SYN, ANY, true),
+        ("a question nobody answered", proto::UDP, ANY, 0, true),
+        ("a question and its answer", proto::UDP, ANY, ANY, true),
+        ("questions and answers", proto::UDP, STREAM, ANY, false),
+        ("an association", proto::SCTP, ANY, ANY, false),
+    ];
+    for (name, protocol, dialled, replied, is_dispensable) in cases {
+        for (later, is_crowded, is_gone) in [(6, true, is_dispensable), (5, true, false), (6, false, false)] {
+            let mut table = table(1, protocol, (dialled, 1000), (replied, 1000));
+            let left = collect_from(&mut table, 1000 + later, is_crowded).1;
+            assert_eq!(left, if is_gone { 0 } else { 4 }, "{name}, {later} seconds later, crowded: {is_crowded}");
         }
     }
 }
@@ -160,7 +196,7 @@ fn a_flow_whose_clients_port_was_used_again_after_it_was_copied_stays_whole() {
         ("another packet came", renewed(900, new), false),
     ] {
         for (tuple, flow) in &copied {
-            let removed = sweep(now, tuple, flow, &table);
+            let removed = sweep(now, false, tuple, flow, &table);
             let is_over = gone && flow.role() == ROLE_DIAL;
             assert_eq!(removed.len(), if is_over { 4 } else { 0 }, "{case}: role {}", flow.role());
         }
@@ -174,10 +210,10 @@ fn a_flow_whose_clients_port_was_used_again_after_it_was_copied_stays_whole() {
         let (tuple, flow) = copied.iter().find(|(_, flow)| flow.role() == role).unwrap();
         let mut orphaned = copied.clone();
         orphaned.retain(|_, flow| flow.role() != other);
-        assert_eq!(sweep(now, tuple, flow, &orphaned), [*tuple], "{case}, orphaned");
-        assert_eq!(sweep(now, tuple, flow, &copied), [], "{case}, whole again");
+        assert_eq!(sweep(now, false, tuple, flow, &orphaned), [*tuple], "{case}, orphaned");
+        assert_eq!(sweep(now, false, tuple, flow, &copied), [], "{case}, whole again");
         orphaned.get_mut(tuple).unwrap().created = now;
-        assert_eq!(sweep(now, tuple, flow, &orphaned), [], "{case}, made anew");
+        assert_eq!(sweep(now, false, tuple, flow, &orphaned), [], "{case}, made anew");
     }
 }
 

@@ -1,21 +1,17 @@
 //! The map side of conntrack: finding, touching and making flows.
-use crate::{
-    count, maps, nat, select,
-    skb::{Packet, TCP_FIN, TCP_RST},
-    verifier::forget,
-};
+use crate::{count, maps, nat, select, skb::Packet, verifier::forget};
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use sheave_ebpf::{
     addr::Addr,
     backend::RETIRED,
-    conntrack::{self, FLAG_MASQUERADE, FLAG_REFUSED, Flow, ROLE_DIAL, ROLE_REPLY, Tuple, seen},
+    conntrack::{self, FLAG_MASQUERADE, Flow, ROLE_DIAL, ROLE_REPLY, Tuple, seen},
     counter::Counter,
     frontend::FrontendKey,
     meta, proto,
 };
 
 /// What a map says of `BPF_NOEXIST` where there is an entry.
-const EEXIST: i32 = -17;
+pub const EEXIST: i32 = -17;
 
 /// An entry, copied out, and where to write its `seen`.
 pub struct Entry {
@@ -36,7 +32,7 @@ impl Entry {
     pub fn touch(&self, packet: &Packet, now: u32) {
         let old = self.flow.seen;
         let stream = if now.saturating_sub(self.flow.created) >= seen::STREAM_AGE { seen::STREAM } else { 0 };
-        let word = seen::word(seen::after(seen::flags(old), kinds(packet) | stream), now);
+        let word = seen::word(seen::after(seen::flags(old), seen::of_segment(packet.tcp) | stream), now);
         if word != old {
             // SAFETY: map values outlive this run. Should the element be another flow's by now, that flow is kept a
             // little longer, or opened anew a little sooner.
@@ -45,19 +41,11 @@ impl Entry {
     }
 }
 
-/// What of a packet is worth remembering.
-#[inline(always)]
-fn kinds(packet: &Packet) -> u32 {
-    let fin = if packet.tcp & TCP_FIN != 0 { seen::FIN } else { 0 };
-    let rst = if packet.tcp & TCP_RST != 0 { seen::RST } else { 0 };
-    seen::ANY | fin | rst
-}
-
 /// Whether a packet that may open a flow goes where the entry says: its backend is still the service's and serves, and
 /// a TCP connection is not done. After that, a port used again by its client makes a new choice (F51).
 #[inline(always)]
 pub fn is_current(tuple: &Tuple, flow: &Flow, service: u32) -> bool {
-    if flow.flags & FLAG_REFUSED != 0 || flow.service != service {
+    if flow.service != service {
         return false;
     }
     let (Some(backend), Some(count)) = (maps::backend(flow.backend), maps::connections(flow.backend)) else {
@@ -114,7 +102,9 @@ impl Refused {
 pub fn open(packet: &Packet, flow: &Flow) -> Result<(), Refused> {
     let reply = packet.tuple.reply(flow);
     let how = match find(&reply) {
-        Some(Entry { flow: theirs, .. }) if !is_for(&theirs, packet) && stands(&reply, &theirs, flow.created) => {
+        Some(Entry { flow: theirs, .. })
+            if !is_for(&theirs, packet) && stands(&reply, &theirs, flow.created, false) =>
+        {
             return Err(Refused::Clash);
         }
         Some(_) => BPF_ANY,
@@ -135,25 +125,38 @@ fn is_for(replies: &Flow, packet: &Packet) -> bool {
 }
 
 /// Whether a flow stands whose replies these are: its client may have been led elsewhere since. One that is over, though
-/// no agent was there to remove it, goes, so that it does not go on with another one's replies.
+/// no agent was there to remove it, goes, so that it does not go on with another one's replies; and where room is short, one
+/// that is dispensable.
 #[inline(always)]
-fn stands(reply: &Tuple, replies: &Flow, now: u32) -> bool {
+fn stands(reply: &Tuple, replies: &Flow, now: u32, is_short: bool) -> bool {
     if replies.role() != ROLE_REPLY {
         return false;
     }
     let dialled = reply.dial(replies);
     let Some(Entry { flow: dial, .. }) = find(&dialled) else {
-        // Another CPU is about to enter it, unless a full table has lost it. What is refused has none.
-        return replies.flags & FLAG_REFUSED == 0 && now.saturating_sub(replies.created) <= 1;
+        // Another CPU is about to enter it, unless a full table has lost it.
+        return now.saturating_sub(replies.created) <= 1;
     };
     if !dial.to.is(&reply.src) || dial.to_port != reply.src_port || dial.other_port != reply.dst_port {
         return false;
     }
-    let is_over = conntrack::is_over(reply.proto, now, dial.seen, replies.seen);
-    if is_over {
+    let may_go = if is_short { conntrack::is_dispensable } else { conntrack::is_over };
+    let goes = may_go(reply.proto, now, dial.seen, replies.seen);
+    if goes {
         maps::remove_flow(&dialled);
     }
-    !is_over
+    !goes
+}
+
+/// Ends the flow of these replies, if it is over or dispensable. Whether it did: of several CPUs that try, one may take what
+/// the flow held. VERIFIER: `reply` is the packet that it answers then; a tuple more would not fit on the stack.
+#[inline(never)]
+pub fn end(reply: &mut Tuple) -> bool {
+    let has_ended = find(reply).is_some_and(|Entry { flow: theirs, .. }| {
+        theirs.role() == ROLE_REPLY && !stands(reply, &theirs, select::now(), true) && maps::remove_flow(reply)
+    });
+    *reply = reply.reversed();
+    has_ended
 }
 
 /// Ports tried before the client counts as having none left, to this backend.
@@ -211,8 +214,7 @@ fn enter(packet: &Packet, flow: &Flow, reply: &Tuple, how: u32) -> Result<(), Re
         Err(EEXIST) => return Err(Refused::Clash),
         Err(_) => return Err(Refused::Full),
     }
-    // A refused flow has no entry of its own: its next packet asks again whether there is a backend.
-    if flow.flags & FLAG_REFUSED == 0 && maps::insert_flow(&packet.tuple, flow, BPF_ANY).is_err() {
+    if maps::insert_flow(&packet.tuple, flow, BPF_ANY).is_err() {
         maps::remove_flow(reply);
         return Err(Refused::Full);
     }
@@ -225,7 +227,7 @@ pub fn flow(packet: &Packet, service: u32, id: u32, flags: u32, (to, to_port): (
     let now = select::now();
     Flow {
         to: *to,
-        seen: seen::word(kinds(packet), now),
+        seen: seen::word(seen::of_segment(packet.tcp), now),
         service,
         backend: id,
         created: now,

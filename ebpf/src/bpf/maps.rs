@@ -375,9 +375,10 @@ pub fn insert_flow(tuple: &Tuple, flow: &Flow, flags: u32) -> Result<(), i32> {
     CONNTRACK.insert(tuple, flow, flags.into())
 }
 
+/// Whether it was there: of several CPUs that remove one entry, one hears so.
 #[inline(always)]
-pub fn remove_flow(tuple: &Tuple) {
-    let _missing = CONNTRACK.remove(tuple);
+pub fn remove_flow(tuple: &Tuple) -> bool {
+    CONNTRACK.remove(tuple).is_ok()
 }
 
 /// The ports of the packet that a fragment belongs to.

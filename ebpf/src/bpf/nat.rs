@@ -1,23 +1,24 @@
 //! Masquerading a client as this node: which address and port.
 use crate::{
-    conntrack::{self, Entry},
+    conntrack::{self, EEXIST, Entry},
     count, maps, select,
-    skb::{self, Packet, Skb, TCP_RST, TCP_SYN},
-    watch,
+    skb::{self, Packet, Skb},
 };
-use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use sheave_ebpf::{
     addr::Addr,
     conntrack::{Flow, HOOK_EGRESS, HOOK_INGRESS, Phase, ROLE_MASQUERADE, ROLE_RETURN, Tuple, seen},
     counter::Counter,
     device::Device,
     frontend::FrontendKey,
-    proto,
+    proto, tcp,
 };
 
 /// Ports tried before the range counts as exhausted. With half of the range taken, 32 failures in a row are as likely
 /// as one in four billion.
 const TRIES: u32 = 32;
+/// So many of them for ports that no flow has; the others may take one over. VERIFIER: few, each is thousands of steps.
+const FREE_TRIES: u32 = 24;
 
 /// Whether a port (network order) is one that masquerades clients.
 #[inline(always)]
@@ -36,7 +37,7 @@ pub fn is_answer(packet: &Packet, entry: &Entry) -> bool {
         return true;
     }
     let is_first = seen::flags(entry.flow.seen) == 0;
-    let is_expected = if is_first { packet.tcp & (TCP_SYN | TCP_RST) != 0 } else { packet.tcp & TCP_SYN == 0 };
+    let is_expected = if is_first { packet.tcp & (tcp::SYN | tcp::RST) != 0 } else { packet.tcp & tcp::SYN == 0 };
     if !is_expected && gives_up(packet, &entry.flow) {
         return false;
     }
@@ -51,7 +52,7 @@ pub fn is_answer(packet: &Packet, entry: &Entry) -> bool {
 fn gives_up(packet: &Packet, flow: &Flow) -> bool {
     let reply = packet.tuple.after_ingress(flow).at(HOOK_EGRESS);
     let (dialled, replied) = conntrack::seen_of(&reply);
-    let is_anothers = if packet.tcp & TCP_SYN == 0 {
+    let is_anothers = if packet.tcp & tcp::SYN == 0 {
         replied & seen::ANY == 0
     } else {
         Phase::of(proto::TCP, dialled, replied) as u8 == Phase::Closed as u8
@@ -67,56 +68,52 @@ fn gives_up(packet: &Packet, flow: &Flow) -> bool {
 
 /// The address that a device lends to a packet of a family; `None` when it has none.
 #[inline(always)]
-pub fn address(device: &Device, is_v6: bool) -> Option<Addr> {
+fn address(device: &Device, is_v6: bool) -> Option<Addr> {
     let addr = if is_v6 { device.v6 } else { device.v4 };
     let [a, b, _, d] = addr.words;
     if (a | b | d) == 0 { None } else { Some(addr) }
 }
 
-/// The first packet of a flow whose client is masqueraded leaves: chooses a port and remembers it. False: the packet is to
-/// be dropped, which is counted here.
+/// The first packet of a flow whose client is masqueraded leaves: chooses a port and remembers it. Or why the
+/// packet cannot leave.
 #[inline(never)]
-pub fn masquerade(skb: Skb, packet: &Packet, flow: &mut Flow) -> bool {
-    let Some(addr) = maps::device(skb::ifindex(skb)).and_then(|device| address(&device, packet.is_v6)) else {
-        watch::kept_back(packet, Counter::SnatNoAddress);
-        return false;
-    };
-    let Some(port) = choose(packet, &addr) else { return false };
-    *flow = entry(packet, &addr, port, ROLE_MASQUERADE);
+pub fn masquerade(skb: Skb, packet: &Packet, flow: &mut Flow) -> Result<(), Counter> {
+    let device = maps::device(skb::ifindex(skb));
+    let addr = device.and_then(|device| address(&device, packet.is_v6)).ok_or(Counter::SnatNoAddress)?;
+    let back = choose(packet, &addr, flow)?;
+    *flow = entry(packet, &addr, back.dst_port, ROLE_MASQUERADE);
     if maps::insert_flow(&packet.tuple, flow, BPF_NOEXIST).is_err() {
         // Another CPU was faster with the flow's next packet: its choice holds.
-        maps::remove_flow(&back(packet, &addr, port));
-        let Some(theirs) = conntrack::find(&packet.tuple) else {
-            watch::kept_back(packet, Counter::ConntrackFull);
-            return false;
-        };
-        *flow = theirs.flow;
+        maps::remove_flow(&back);
+        *flow = conntrack::find(&packet.tuple).ok_or(Counter::ConntrackFull)?.flow;
     }
-    true
+    Ok(())
 }
 
-/// A free port, network order, at random; taken when this returns.
+/// A free port, at random, taken when this returns: the reply to the masqueraded client, as it arrives. Its entry is `flow`.
 #[inline(always)]
-fn choose(packet: &Packet, addr: &Addr) -> Option<u16> {
-    let to_client = entry(packet, &packet.tuple.src, packet.tuple.src_port, ROLE_RETURN);
-    if packet.tuple.proto == proto::SCTP {
-        // Its checksum covers the ports and cannot be made good here: the client's own port, or none.
-        let port = packet.tuple.src_port;
-        if maps::insert_flow(&back(packet, addr, port), &to_client, BPF_NOEXIST).is_err() {
-            watch::kept_back(packet, Counter::PacketSctpPort);
-            return None;
+fn choose(packet: &Packet, addr: &Addr, flow: &mut Flow) -> Result<Tuple, Counter> {
+    *flow = entry(packet, &packet.tuple.src, packet.tuple.src_port, ROLE_RETURN);
+    let mut back = packet.tuple.from(*addr, packet.tuple.src_port).reversed().at(HOOK_INGRESS);
+    // SCTP's checksum covers the ports and cannot be made good here: the client's own port, or none.
+    let is_fixed = packet.tuple.proto == proto::SCTP;
+    for turn in 0..TRIES {
+        if !is_fixed {
+            back.dst_port = draw(maps::snat_ports());
         }
-        return Some(port);
-    }
-    for _ in 0..TRIES {
-        let port = draw(maps::snat_ports());
-        if try_port(packet, addr, port, &to_client) {
-            return Some(port);
+        if is_fixed || !is_frontends(&back) {
+            match maps::insert_flow(&back, flow, BPF_NOEXIST) {
+                Ok(()) => return Ok(back),
+                Err(EEXIST) if (is_fixed || turn >= FREE_TRIES) && take_over(&back, flow) => return Ok(back),
+                Err(_) => {}
+            }
+        }
+        if is_fixed {
+            return Err(Counter::PacketSctpPort);
         }
         count::bump(Counter::SnatRetry);
     }
-    watch::kept_back(packet, Counter::SnatExhausted);
-    None
+    Err(Counter::SnatExhausted)
 }
 
 /// One of the ports from `first` on, so many, at random; network order.
@@ -125,20 +122,30 @@ pub fn draw((first, count): (u32, u32)) -> u16 {
     ((first + select::below(count, select::random())) as u16).to_be()
 }
 
-/// Takes a port if no flow has it. A frontend's port would make the reply a new connection to that frontend.
+/// Whether the reply would be a new connection to a frontend.
 #[inline(never)]
-fn try_port(packet: &Packet, addr: &Addr, port: u16, to_client: &Flow) -> bool {
-    let frontend = FrontendKey { addr: *addr, port, proto: packet.tuple.proto, zero: 0 };
-    if maps::frontend(&frontend).is_some() {
-        return false;
-    }
-    maps::insert_flow(&back(packet, addr, port), to_client, BPF_NOEXIST).is_ok()
+fn is_frontends(back: &Tuple) -> bool {
+    maps::frontend(&FrontendKey { addr: back.dst, port: back.dst_port, proto: back.proto, zero: 0 }).is_some()
 }
 
-/// The reply to the masqueraded client, as it arrives.
+/// Takes the port of a flow that is over, though no agent was there to remove it, or dispensable. Its packets do not leave
+/// with this port any more when this one's replies begin to go to another client.
 #[inline(always)]
-fn back(packet: &Packet, addr: &Addr, port: u16) -> Tuple {
-    packet.tuple.from(*addr, port).reversed().at(HOOK_INGRESS)
+fn take_over(back: &Tuple, to_client: &Flow) -> bool {
+    let mut key = *back;
+    if !is_returned(&mut key) || !conntrack::end(&mut key) {
+        return false;
+    }
+    maps::remove_flow(&key);
+    maps::insert_flow(back, to_client, BPF_ANY).is_ok()
+}
+
+/// Whether a reply belongs to a masqueraded client; `key` is that reply as it leaves then.
+#[inline(never)]
+fn is_returned(key: &mut Tuple) -> bool {
+    let Some(Entry { flow, .. }) = conntrack::find(key) else { return false };
+    *key = key.to(flow.to, flow.to_port).at(HOOK_EGRESS);
+    flow.role() == ROLE_RETURN
 }
 
 /// An entry of the packet or of its reply: the backend's port is at the other end of both.

@@ -7,7 +7,7 @@
 use crate::{
     conntrack::{self, Entry, Refused},
     icmp, maps, nat, own, ping, refuse, route, select,
-    skb::{self, DROP, NEXT, Packet, Skb, TCP_ACK, TCP_SYN},
+    skb::{self, DROP, NEXT, Packet, Skb},
     verifier::{forget, forget_whether},
     watch,
 };
@@ -27,6 +27,7 @@ use sheave_ebpf::{
     },
     socket::NO_SERVICE,
     source_range::SourceRange,
+    tcp,
 };
 
 /// What [`dial`] says of a packet that opens a flow.
@@ -39,7 +40,9 @@ const REFUSES: i32 = i32::MIN;
 /// A packet arrives on a device that clients may be behind.
 #[inline(always)]
 pub fn ingress(skb: Skb) -> i32 {
-    if skb::is_tagged(skb) {
+    // A switch floods, a card that somebody listens on takes everything: what is for others is theirs to refuse. The kernel
+    // forwards nothing that came to several.
+    if skb::is_tagged(skb) || !skb::is_for_this_host(skb) {
         return NEXT;
     }
     let mut room = MaybeUninit::uninit();
@@ -47,7 +50,10 @@ pub fn ingress(skb: Skb) -> i32 {
         return if maps::answer_pings() { ping::answer(skb) } else { NEXT };
     };
     let opens =
-        packet.is_ordinary() && (packet.tuple.proto != proto::TCP || packet.tcp & (TCP_SYN | TCP_ACK) == TCP_SYN);
+        packet.is_ordinary() && (packet.tuple.proto != proto::TCP || packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN);
+    if packet.is_stopped() {
+        return DROP;
+    }
     if !opens {
         return if conntrack::any() { follow(skb, packet).unwrap_or(NEXT) } else { NEXT };
     }
@@ -64,7 +70,11 @@ pub fn ingress(skb: Skb) -> i32 {
     };
     // VERIFIER: here, not in those two: 5.10 and 6.1 round every frame up to 32 bytes, "combined stack size of 4 calls is
     // 544".
-    if verdict == REFUSES { refuse::refuse(skb, packet) } else { verdict }
+    let verdict = if verdict == REFUSES { refuse::refuse(skb, packet) } else { verdict };
+    if verdict != NEXT {
+        skb::stop_fragments(packet);
+    }
+    verdict
 }
 
 /// A packet arrives from a workload whose sockets we see: it can only be a reply to a client that we masqueraded.
@@ -102,7 +112,8 @@ pub fn egress(skb: Skb, to_clients: bool) -> i32 {
         }
     } else if ours & maps::masquerade_mark() == 0 || !packet.is_ordinary() {
         return NEXT;
-    } else if !nat::masquerade(skb, packet, &mut flow) {
+    } else if let Err(why) = nat::masquerade(skb, packet, &mut flow) {
+        watch::kept_back(packet, why);
         return DROP;
     }
     let rewritten =

@@ -1,20 +1,18 @@
-//! Refusing (V-1, V-4). TCP gets a RST at once, UDP the port unreachable of the kernel itself, SCTP one that is made here.
+//! Refusing (V-1, V-4). TCP gets a RST, everything else ICMP port unreachable.
 use crate::{
-    conntrack, csum, maps, nat,
-    skb::{self, DROP, NEXT, Packet, REDIRECT, Skb, TCP_ACK, TCP_RST},
-    unreachable, watch,
+    csum, maps,
+    skb::{self, DROP, Packet, REDIRECT, Skb},
+    unreachable,
 };
 use aya_ebpf::helpers::{bpf_l3_csum_replace, bpf_redirect};
-use sheave_ebpf::{addr::Addr, backend::NO_BACKEND, conntrack::FLAG_REFUSED, meta, proto, socket::NO_SERVICE};
+use sheave_ebpf::{addr::Addr, proto, tcp};
 
 /// Refuses what `packet` opens.
 #[inline(never)]
 pub fn refuse(skb: Skb, packet: &Packet) -> i32 {
     match packet.tuple.proto {
         proto::TCP => reset(skb, packet).unwrap_or(DROP),
-        proto::UDP => lead_astray(skb, packet).unwrap_or(DROP),
-        _ if packet.is_v6 => unreachable::v6(skb, packet),
-        _ => unreachable::v4(skb, packet),
+        _ => unreachable::answer(skb, packet),
     }
 }
 
@@ -26,7 +24,7 @@ fn reset(skb: Skb, packet: &Packet) -> Option<i32> {
     let answer = u32::from_be(seq).wrapping_add(1).to_be();
     let [offset, flags]: [u8; 2] = skb::load(skb, packet.l4 + 12)?;
     let flags_then = u16::from_ne_bytes([offset, flags]);
-    let flags_now = u16::from_ne_bytes([offset, TCP_RST | TCP_ACK]);
+    let flags_now = u16::from_ne_bytes([offset, tcp::RST | tcp::ACK]);
 
     let checksum = packet.l4 + 16;
     csum::replace(skb, checksum, seq.into(), 0, 4)?;
@@ -76,20 +74,4 @@ pub fn turn_link_round(skb: Skb) -> Option<()> {
     }
     let [a, b, c, d, e, f]: [u16; 6] = skb::load(skb, 0)?;
     skb::store(skb, 0, &[d, e, f, a, b, c])
-}
-
-/// Sends a datagram to port 0 of this node, where nobody can listen: the kernel answers with ICMP port unreachable,
-/// rate limited as the host wants it, and egress translates that back.
-#[inline(always)]
-fn lead_astray(skb: Skb, packet: &Packet) -> Option<i32> {
-    let device = maps::device(skb::ifindex(skb))?;
-    let closed = (&nat::address(&device, packet.is_v6)?, 0);
-    let flow = conntrack::flow(packet, 0, NO_BACKEND, FLAG_REFUSED, closed);
-    if let Err(why) = conntrack::open(packet, &flow) {
-        watch::stopped(packet, why.counter(), NO_SERVICE);
-        return None;
-    }
-    conntrack::announce(meta::PLAIN_FLOWS);
-    skb::set_destination(skb, packet, &flow)?;
-    Some(NEXT)
 }

@@ -27,11 +27,6 @@ pub const REDIRECT: i32 = 7;
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
 
-pub const TCP_FIN: u8 = 1;
-pub const TCP_SYN: u8 = 1 << 1;
-pub const TCP_RST: u8 = 1 << 2;
-pub const TCP_ACK: u8 = 1 << 4;
-
 /// Bytes of a TCP, UDP and SCTP header that must be there before anything is changed.
 const TCP_HEADER: u32 = 20;
 const UDP_HEADER: u32 = 8;
@@ -75,6 +70,12 @@ impl Packet {
     #[inline(always)]
     pub fn is_ordinary(&self) -> bool {
         self.quoted == 0 && self.part as u8 != Part::Later as u8
+    }
+
+    /// Whether it is a fragment of a packet that [was stopped](stop_fragments).
+    #[inline(always)]
+    pub fn is_stopped(&self) -> bool {
+        self.part as u8 == Part::Later as u8 && self.tuple.src_port == 0 && self.tuple.dst_port == 0
     }
 
     #[inline(always)]
@@ -147,12 +148,11 @@ pub fn set_mark(skb: Skb, mark: u32) {
     unsafe { (&raw mut (*skb).mark).write_volatile(mark) }
 }
 
-/// Whether the link brought the packet to more hosts than this one.
+/// Whether the link brought the packet to this host, and to no other one.
 #[inline(always)]
-pub fn is_for_many(skb: Skb) -> bool {
-    const BROADCAST: u32 = 1;
-    const MULTICAST: u32 = 2;
-    matches!(unsafe { (&raw const (*skb).pkt_type).read_volatile() }, BROADCAST | MULTICAST)
+pub fn is_for_this_host(skb: Skb) -> bool {
+    const PACKET_HOST: u32 = 0;
+    unsafe { (&raw const (*skb).pkt_type).read_volatile() == PACKET_HOST }
 }
 
 /// Bytes of the whole packet.
@@ -380,6 +380,17 @@ fn remember_fragments(packet: &Packet) {
     if packet.part as u8 == Part::First as u8 {
         let ports = Ports { src: packet.tuple.src_port, dst: packet.tuple.dst_port };
         let _full = maps::insert_fragment(&packet.fragment_key(), &ports);
+    }
+}
+
+/// The first fragment goes no further, and neither shall those that follow: the network may lead them back here (F31), and
+/// no packet that is served has two ports of 0.
+#[inline(never)]
+pub fn stop_fragments(packet: &Packet) {
+    if packet.part as u8 == Part::First as u8 {
+        // LLVM would make one of a constant and of the global that has the same value until the loader sets it.
+        let none = packet.tuple.zero;
+        let _full = maps::insert_fragment(&packet.fragment_key(), &Ports { src: none, dst: none });
     }
 }
 

@@ -1,8 +1,8 @@
-//! ICMP port unreachable, for clients of SCTP (V-1, V-4). Its checksum covers the ports, so that its packets cannot be led to
-//! a closed port of this node, as datagrams are: the error is made here, in place of the packet that it is about.
+//! ICMP port unreachable, for clients of UDP and SCTP (V-1, V-4): the error is made here, in place of the packet that it is
+//! about. So it is the address dialled that says it, whatever the host's firewall thinks of packets to the host.
 use crate::{
     count, csum, maps, refuse,
-    skb::{self, DROP, Packet, Skb},
+    skb::{DROP, Packet, Skb},
 };
 use aya_ebpf::{
     bindings::BPF_F_RECOMPUTE_CSUM,
@@ -19,11 +19,13 @@ const V4: usize = 5;
 const V6: usize = 10;
 /// Words of an ICMP error's own header.
 const ICMP: usize = 2;
-/// Words that are quoted of SCTP: its header, and all of an INIT that is not optional, with the tag by which the client
-/// knows its association (RFC 9260, section 10).
+/// Words of an IPv6 header that says which fragment this is.
+const FRAGMENT: usize = 2;
+/// Words that are quoted of UDP: its header, by which the client knows its socket.
+const UDP: usize = 2;
+/// Of SCTP: its header, and all of an INIT that is not optional, with the tag by which the client knows its association (RFC
+/// 9260, section 10).
 const SCTP: usize = 8;
-/// Bytes of the whole IPv4 error, and of what follows the IPv6 header.
-const LENGTH: u8 = 80;
 const HOPS: u8 = 64;
 
 /// An error, in words: headers of its own, and what it quotes.
@@ -43,14 +45,28 @@ impl<const HEADER: usize, const QUOTE: usize> Error<HEADER, QUOTE> {
 }
 
 /// Answers what `packet` opens, or drops it; a verdict.
+#[inline(always)]
+pub fn answer(skb: Skb, packet: &Packet) -> i32 {
+    let is_fragment = packet.l4 == maps::link_header() + 4 * (V6 + FRAGMENT) as u32;
+    match (packet.is_v6, packet.tuple.proto) {
+        (false, proto::SCTP) => v4::<{ V4 + SCTP }>(skb, packet),
+        (false, _) => v4::<{ V4 + UDP }>(skb, packet),
+        (true, proto::SCTP) => v6::<{ V6 + SCTP }>(skb, packet),
+        (true, _) if is_fragment => v6::<{ V6 + FRAGMENT + UDP }>(skb, packet),
+        (true, _) => v6::<{ V6 + UDP }>(skb, packet),
+    }
+}
+
+/// An error that quotes so many words.
 #[inline(never)]
-pub fn v4(skb: Skb, packet: &Packet) -> i32 {
+fn v4<const QUOTE: usize>(skb: Skb, packet: &Packet) -> i32 {
     const DONT_FRAGMENT: u8 = 0x40;
     const CONTROL: u8 = 0xc0; // precedence of errors (RFC 1812, 4.3.2.5)
     let (src, dst) = (packet.tuple.src.words[3], packet.tuple.dst.words[3]);
+    let length = ((V4 + ICMP + QUOTE) * 4) as u8;
     let header =
-        [word([0x45, CONTROL, 0, LENGTH]), word([0, 0, DONT_FRAGMENT, 0]), word([HOPS, proto::ICMP, 0, 0]), dst, src];
-    let mut room = MaybeUninit::<Error<V4, { V4 + SCTP }>>::uninit();
+        [word([0x45, CONTROL, 0, length]), word([0, 0, DONT_FRAGMENT, 0]), word([HOPS, proto::ICMP, 0, 0]), dst, src];
+    let mut room = MaybeUninit::<Error<V4, QUOTE>>::uninit();
     let Some(error) = about(skb, packet, &mut room, (header, [3, 3])) else { return DROP };
     error.header[2] |= checksum(&error.header, 0);
     error.icmp[0] |= checksum(&error.words()[V4..], 0);
@@ -59,13 +75,14 @@ pub fn v4(skb: Skb, packet: &Packet) -> i32 {
 
 /// The same for IPv6.
 #[inline(never)]
-pub fn v6(skb: Skb, packet: &Packet) -> i32 {
+fn v6<const QUOTE: usize>(skb: Skb, packet: &Packet) -> i32 {
     let ([a, b, c, d], [e, f, g, h]) = (packet.tuple.dst.words, packet.tuple.src.words);
-    let header = [word([0x60, 0, 0, 0]), word([0, LENGTH, proto::ICMPV6, HOPS]), a, b, c, d, e, f, g, h];
-    let mut room = MaybeUninit::<Error<V6, { V6 + SCTP }>>::uninit();
+    let length = ((ICMP + QUOTE) * 4) as u8;
+    let header = [word([0x60, 0, 0, 0]), word([0, length, proto::ICMPV6, HOPS]), a, b, c, d, e, f, g, h];
+    let mut room = MaybeUninit::<Error<V6, QUOTE>>::uninit();
     let Some(error) = about(skb, packet, &mut room, (header, [1, 4])) else { return DROP };
     // The pseudo header: both addresses, the length and the protocol.
-    error.icmp[0] |= checksum(&error.words()[2..], word([0, 0, 0, LENGTH + proto::ICMPV6]));
+    error.icmp[0] |= checksum(&error.words()[2..], word([0, 0, 0, length + proto::ICMPV6]));
     send(skb, error.words()).unwrap_or(DROP)
 }
 
@@ -74,8 +91,8 @@ const fn word(bytes: [u8; 4]) -> u32 {
     u32::from_ne_bytes(bytes)
 }
 
-/// An error of this header and type about the packet, if that is to be answered: a plain one, from one host to one host
-/// (RFC 1122, 3.2.2).
+/// An error of this header and type about the packet, if that is to be answered: a plain one, from one host (RFC 1122,
+/// 3.2.2).
 #[inline(always)]
 fn about<'a, const HEADER: usize, const QUOTE: usize>(
     skb: Skb,
@@ -84,8 +101,10 @@ fn about<'a, const HEADER: usize, const QUOTE: usize>(
     (header, [kind, code]): ([u32; HEADER], [u8; 2]),
 ) -> Option<&'a mut Error<HEADER, QUOTE>> {
     let at = maps::link_header();
-    let is_plain = packet.l4 == at + 4 * HEADER as u32;
-    if !is_plain || skb::is_for_many(skb) || !is_one_host(&packet.tuple.src) {
+    let is_sctp = packet.tuple.proto == proto::SCTP;
+    let quoted = if is_sctp { SCTP } else { UDP };
+    let is_plain = packet.l4 + 4 * quoted as u32 == at + 4 * QUOTE as u32;
+    if !is_plain || !is_one_host(&packet.tuple.src) {
         return None;
     }
     let error = room.as_mut_ptr();
@@ -99,8 +118,8 @@ fn about<'a, const HEADER: usize, const QUOTE: usize>(
         }
         &mut *error
     };
-    let [chunk, ..] = error.quote[HEADER + 3].to_ne_bytes();
-    if chunk == INIT && may_send() { Some(error) } else { None }
+    let chunk = error.quote.get(HEADER + 3).map_or(0, |word| word.to_ne_bytes()[0]);
+    if (!is_sctp || chunk == INIT) && may_send() { Some(error) } else { None }
 }
 
 /// Whether one more error may be sent: a client that gives another's address as its own has them sent there. Of two CPUs

@@ -134,8 +134,10 @@ impl Fate {
             (Why::NoLocalEndpoint, _) => &[Counter::PacketDrop],
             (Why::UnknownPort | Why::Stray, _) => &[Counter::PacketUnknownPort],
             (Why::UnknownAddress, _) => &[Counter::PacketUnknownAddress],
-            (Why::Unreachable, _) => {
-                return [[Counter::PacketReject], [Counter::PacketUnknownPort]].iter().any(|told| counted == told);
+            (Why::Unreachable, verdict) => {
+                let limit: &[Counter] = if verdict == Verdict::Drop { &[Counter::PacketErrorLimit] } else { &[] };
+                let told = |why: &Counter| counted.iter().eq([&[*why], limit].concat().iter());
+                return [Counter::PacketReject, Counter::PacketUnknownPort].iter().any(told);
             }
             (Why::SourceRange, _) => &[Counter::PacketSourceRange],
             (Why::FromOutside, _) => &[Counter::PacketClusterIpFromOutside],

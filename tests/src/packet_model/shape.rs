@@ -43,6 +43,13 @@ impl Fragments {
             self.0.insert(key(&p.outer, is_leaving), (p.src.port(), p.dst.port()));
         }
     }
+
+    /// Of a packet that goes no further, the fragments that follow do not either.
+    pub fn stop(&mut self, p: &Shape) {
+        if p.outer.more {
+            self.0.insert(key(&p.outer, false), (0, 0));
+        }
+    }
 }
 
 fn key(ip: &Ip, is_leaving: bool) -> FragmentKey {
@@ -85,6 +92,12 @@ impl<'a> Shape<'a> {
             }
             _ => None,
         }
+    }
+
+    /// Whether its first fragment was stopped.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.is_later() && (self.src.port(), self.dst.port()) == (0, 0)
     }
 
     /// Its ends.
@@ -150,20 +163,23 @@ impl<'a> Shape<'a> {
         bytes
     }
 
-    /// The ICMP error that answers this INIT; none for other chunks, for packets with options or extension headers, and
-    /// where the source is no single host (RFC 1122, 3.2.2).
+    /// The ICMP error that answers this datagram or INIT; none for other chunks, for packets with options or extension
+    /// headers, but for the one that makes a fragment of a datagram, and where the source is no single host (RFC 1122, 3.2.2).
     #[must_use]
     pub fn unreachable(&self) -> Option<Vec<u8>> {
         const INIT: u8 = 1;
         let (src, dst) = (self.src, self.dst);
         let is_v6 = src.is_ipv6();
         let header = if is_v6 { 40 } else { 20 };
-        let quote = self.bytes.get(ETH..ETH + header + 32)?;
+        let quoted = if self.proto == SCTP { 32 } else { 8 };
+        let quote = self.bytes.get(ETH..self.outer.l4 + quoted)?;
         let is_one_host = match src.ip() {
             IpAddr::V4(ip) => (1..224).contains(&ip.octets()[0]),
             IpAddr::V6(ip) => !ip.is_multicast() && !ip.is_unspecified(),
         };
-        if self.outer.l4 != ETH + header || quote[header + 12] != INIT || !is_one_host {
+        let is_plain =
+            self.outer.l4 == ETH + header || (is_v6 && self.proto == UDP && self.outer.l4 == ETH + header + 8);
+        if !is_plain || (self.proto == SCTP && quote[header + 12] != INIT) || !is_one_host {
             return None;
         }
         let mut error = Draft::new(self.proto, dst, src).error(quote, quote.len());

@@ -73,6 +73,9 @@ impl Traffic {
             _ => Some(self.ping()),
         };
         let mut packet = drawn.unwrap_or_else(|| self.dialling(world));
+        if self.random.once_in(50) {
+            packet[0] ^= [1, 2][self.random.below(2)]; // to many, or to another host
+        }
         match self.random.below(16) {
             0 => packet.truncate(ETH + self.random.below(packet.len() - ETH + 1)),
             1 | 2 => {

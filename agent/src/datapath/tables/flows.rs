@@ -7,10 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{HashMap, Map, MapData, PerCpuArray};
 use sheave_ebpf::{
     addr::Addr,
     conntrack::{Flow, ROLE_DIAL, ROLE_RETURN, Tuple},
+    counter::Counter,
     maps, meta,
     names::ServiceName,
 };
@@ -21,10 +22,15 @@ use crate::datapath::{
     tables::{batch, clock, pinned, pins::Pins, words::Words},
 };
 
-/// A pass comes this often; closed flows have their ports back after at most twice that.
+/// A pass comes this often; in a [crowded](Flows::is_crowded) table, so often.
 const PAUSE: Duration = Duration::from_secs(10);
-/// The pause is at least so many times as long as the pass before: a large table costs two percent of one CPU.
+const CROWDED_PAUSE: Duration = Duration::from_secs(1);
+/// The pause is at least so many times as long as the pass before: a large table costs two percent of one CPU, one that
+/// would otherwise be too small, a sixth.
 const REST: u32 = 50;
+const CROWDED_REST: u32 = 5;
+/// Entries that a flow has at most.
+const ENTRIES: u64 = 4;
 
 /// Handles of the pinned maps.
 pub struct Flows {
@@ -32,7 +38,9 @@ pub struct Flows {
     entries: HashMap<MapData, Tuple, Flow>,
     addresses: HashMap<MapData, Addr, u32>,
     names: HashMap<MapData, u32, ServiceName>,
+    counters: PerCpuArray<MapData, u64>,
     meta: Words,
+    capacity: u64,
 }
 
 /// What a pass did.
@@ -67,15 +75,28 @@ impl Flows {
             entries: pinned::open(pins, maps::CONNTRACK, Map::LruHashMap)?,
             addresses: pinned::open(pins, maps::NODE_ADDRESSES, Map::HashMap)?,
             names: pinned::open(pins, maps::NAMES, Map::HashMap)?,
+            counters: pinned::open(pins, maps::COUNTERS, Map::PerCpuArray)?,
             meta: pinned::words(pins, maps::META)?,
+            capacity: pinned::size(pins, maps::CONNTRACK)?.into(),
         })
     }
 
-    /// One pass over the table.
+    /// How many flows were ever made.
+    fn opened(&self) -> u64 {
+        self.counters.get(&(Counter::PacketForward as u32), 0).map_or(0, |cpus| cpus.iter().sum())
+    }
+
+    /// Whether half of the table may be full, given what a pass left and how many flows there had been before it. A full
+    /// one pushes out whatever is idle, and that is open connections, while closed ones wait for a pass.
+    fn is_crowded(&self, kept: usize, opened: u64) -> bool {
+        kept as u64 + ENTRIES * self.opened().saturating_sub(opened) > self.capacity / 2
+    }
+
+    /// One pass over the table, which may be crowded: then what is dispensable goes as well.
     ///
     /// # Errors
     /// What the kernel refused; the next pass does it again.
-    pub fn collect(&self) -> Result<Collected> {
+    pub fn collect(&self, is_crowded: bool) -> Result<Collected> {
         let failed = |what: &str| {
             let what = format!("{what} {}", maps::CONNTRACK);
             move |e| Error::kernel(what, e)
@@ -88,7 +109,7 @@ impl Flows {
         let mut services = BTreeMap::<u32, u64>::new();
         batch::walk(&self.table, |entries: &[(Tuple, Flow)]| {
             for (tuple, flow) in entries {
-                let gone = sweep(began, tuple, flow, self);
+                let gone = sweep(began, is_crowded, tuple, flow, self);
                 if !gone.is_empty() {
                     collected.removed[usize::from(!tuple.src.is_v4())] += gone.len();
                     // Each flow by itself: what lies between judging and deleting is a system call, not a batch.
@@ -143,13 +164,25 @@ impl Flows {
 /// When no thread can be started.
 pub fn start(flows: Flows, tell: impl Fn(Collected) + Send + 'static) -> std::io::Result<()> {
     let work = move || {
+        let (mut kept, mut is_crowded) = (0, false);
         loop {
-            let begun = Instant::now();
-            match flows.collect() {
-                Ok(collected) => tell(Collected { took: begun.elapsed(), ..collected }),
+            let (begun, opened) = (Instant::now(), flows.opened());
+            match flows.collect(is_crowded) {
+                Ok(collected) => {
+                    kept = collected.kept;
+                    tell(Collected { took: begun.elapsed(), ..collected });
+                }
                 Err(error) => tracing::warn!(%error, "cannot clean up the flow table"),
             }
-            thread::sleep(PAUSE.max(begun.elapsed() * REST));
+            let took = begun.elapsed();
+            let due = Instant::now() + PAUSE.max(took * REST);
+            is_crowded = loop {
+                thread::sleep(CROWDED_PAUSE.max(took * CROWDED_REST));
+                let is_crowded = flows.is_crowded(kept, opened);
+                if is_crowded || Instant::now() >= due {
+                    break is_crowded;
+                }
+            };
         }
     };
     thread::Builder::new().name("conntrack".to_owned()).spawn(work).map(drop)
