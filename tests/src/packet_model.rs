@@ -113,6 +113,7 @@ impl Model {
         if p.is_stopped() {
             return came.dropped(Why::Fragment);
         }
+        self.fragments.forget(&p);
         if !p.may_open() {
             return self.follow(came, &p);
         }
@@ -183,7 +184,7 @@ impl Model {
     }
 
     /// Whether a segment is for a connection that netfilter gave the same port: an ACK although no SYN was answered, or an
-    /// answered SYN although the flow is over (F37).
+    /// answered SYN although the flow is done (F37).
     fn is_anothers(&mut self, p: &Shape, client: SocketAddr) -> bool {
         let is_first = !self.answered.contains(&p.ends());
         let reply = self.replies.get(&(p.proto, p.src, client));
@@ -192,13 +193,10 @@ impl Model {
             self.dials.get(&(p.proto, client, reply.frontend))
         });
         let (dialled, replied) = (dial.map_or(0, |dial| dial.seen), reply.and_then(|reply| reply.seen));
-        let is_over = {
-            let replied = replied.unwrap_or_default();
-            (dialled | replied) & RST != 0 || dialled & replied & FIN != 0
-        };
+        let is_done = replied.is_some_and(|replied| replied & RST != 0 || dialled & replied & FIN != 0);
         let is_anothers = match (is_first, p.tcp & SYN != 0) {
             (true, false) => p.tcp & RST == 0 && replied.is_none(),
-            (false, true) => is_over,
+            (false, true) => is_done,
             (true, true) | (false, false) => false,
         };
         if !is_anothers {

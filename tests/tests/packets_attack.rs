@@ -237,7 +237,7 @@ fn an_idle_connection_outlives_a_tablefull_of_closed_ones() -> Result<()> {
 #[test]
 fn a_crowded_table_is_swept_of_half_open_connections() -> Result<()> {
     const ENTRIES: u32 = 8192;
-    const OPEN: u32 = ENTRIES / 4 / 2 + 1; // flows: a little more than half of the table
+    const OPEN: u32 = ENTRIES / 4 / 4 * 3 + 1; // flows: a little more than three quarters of the table
     const HALF_OPEN: u32 = 100;
     if !geteuid().is_root() {
         skip("maps need root");

@@ -140,20 +140,24 @@ fn stands(reply: &Tuple, replies: &Flow, now: u32, is_short: bool) -> bool {
     if !dial.to.is(&reply.src) || dial.to_port != reply.src_port || dial.other_port != reply.dst_port {
         return false;
     }
-    let may_go = if is_short { conntrack::is_dispensable } else { conntrack::is_over };
-    let goes = may_go(reply.proto, now, dial.seen, replies.seen);
+    let goes = if is_short {
+        conntrack::is_dispensable(reply.proto, now, dial.seen, replies.seen)
+    } else {
+        conntrack::is_over(reply.proto, now, dial.seen, replies.seen)
+    };
     if goes {
         maps::remove_flow(&dialled);
     }
     !goes
 }
 
-/// Ends the flow of these replies, if it is over or dispensable. Whether it did: of several CPUs that try, one may take what
-/// the flow held. VERIFIER: `reply` is the packet that it answers then; a tuple more would not fit on the stack.
+/// Ends the flow of these replies, if it is over, or where room is short dispensable. Whether it did: of several CPUs that
+/// try, one may take what the flow held. VERIFIER: `reply` is the packet that it answers then; a tuple more would not fit on
+/// the stack.
 #[inline(never)]
-pub fn end(reply: &mut Tuple) -> bool {
+pub fn end(reply: &mut Tuple, is_short: bool) -> bool {
     let has_ended = find(reply).is_some_and(|Entry { flow: theirs, .. }| {
-        theirs.role() == ROLE_REPLY && !stands(reply, &theirs, select::now(), true) && maps::remove_flow(reply)
+        theirs.role() == ROLE_REPLY && !stands(reply, &theirs, select::now(), is_short) && maps::remove_flow(reply)
     });
     *reply = reply.reversed();
     has_ended

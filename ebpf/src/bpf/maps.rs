@@ -388,6 +388,11 @@ pub fn fragment(key: &FragmentKey) -> Option<Ports> {
 }
 
 #[inline(always)]
+pub fn remove_fragment(key: &FragmentKey) {
+    let _absent = FRAGMENTS.remove(key);
+}
+
+#[inline(always)]
 pub fn insert_fragment(key: &FragmentKey, ports: &Ports) -> Result<(), i32> {
     FRAGMENTS.insert(key, ports, 0)
 }

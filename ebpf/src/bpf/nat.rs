@@ -7,7 +7,7 @@ use crate::{
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use sheave_ebpf::{
     addr::Addr,
-    conntrack::{Flow, HOOK_EGRESS, HOOK_INGRESS, Phase, ROLE_MASQUERADE, ROLE_RETURN, Tuple, seen},
+    conntrack::{Flow, HOOK_EGRESS, HOOK_INGRESS, ROLE_MASQUERADE, ROLE_RETURN, Tuple, seen},
     counter::Counter,
     device::Device,
     frontend::FrontendKey,
@@ -55,7 +55,8 @@ fn gives_up(packet: &Packet, flow: &Flow) -> bool {
     let is_anothers = if packet.tcp & tcp::SYN == 0 {
         replied & seen::ANY == 0
     } else {
-        Phase::of(proto::TCP, dialled, replied) as u8 == Phase::Closed as u8
+        // Not the client's word alone: it may use its port again at once, or somebody may have forged it.
+        sheave_ebpf::conntrack::is_done(dialled, replied)
     };
     if is_anothers {
         // Whoever takes the port next must not share it.
@@ -95,7 +96,8 @@ pub fn masquerade(skb: Skb, packet: &Packet, flow: &mut Flow) -> Result<(), Coun
 fn choose(packet: &Packet, addr: &Addr, flow: &mut Flow) -> Result<Tuple, Counter> {
     *flow = entry(packet, &packet.tuple.src, packet.tuple.src_port, ROLE_RETURN);
     let mut back = packet.tuple.from(*addr, packet.tuple.src_port).reversed().at(HOOK_INGRESS);
-    // SCTP's checksum covers the ports and cannot be made good here: the client's own port, or none.
+    // SCTP's checksum covers the ports and cannot be made good here: the client's own port, or none. No shortage makes another
+    // client's association with that port dispensable.
     let is_fixed = packet.tuple.proto == proto::SCTP;
     for turn in 0..TRIES {
         if !is_fixed {
@@ -104,7 +106,9 @@ fn choose(packet: &Packet, addr: &Addr, flow: &mut Flow) -> Result<Tuple, Counte
         if is_fixed || !is_frontends(&back) {
             match maps::insert_flow(&back, flow, BPF_NOEXIST) {
                 Ok(()) => return Ok(back),
-                Err(EEXIST) if (is_fixed || turn >= FREE_TRIES) && take_over(&back, flow) => return Ok(back),
+                Err(EEXIST) if (is_fixed || turn >= FREE_TRIES) && take_over(&back, flow, !is_fixed) => {
+                    return Ok(back);
+                }
                 Err(_) => {}
             }
         }
@@ -128,12 +132,12 @@ fn is_frontends(back: &Tuple) -> bool {
     maps::frontend(&FrontendKey { addr: back.dst, port: back.dst_port, proto: back.proto, zero: 0 }).is_some()
 }
 
-/// Takes the port of a flow that is over, though no agent was there to remove it, or dispensable. Its packets do not leave
-/// with this port any more when this one's replies begin to go to another client.
+/// Takes the port of a flow that is over, though no agent was there to remove it, or where room is short dispensable. Its
+/// packets do not leave with this port any more when this one's replies begin to go to another client.
 #[inline(always)]
-fn take_over(back: &Tuple, to_client: &Flow) -> bool {
+fn take_over(back: &Tuple, to_client: &Flow, is_short: bool) -> bool {
     let mut key = *back;
-    if !is_returned(&mut key) || !conntrack::end(&mut key) {
+    if !is_returned(&mut key) || !conntrack::end(&mut key, is_short) {
         return false;
     }
     maps::remove_flow(&key);

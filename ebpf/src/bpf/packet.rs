@@ -54,6 +54,7 @@ pub fn ingress(skb: Skb) -> i32 {
     if packet.is_stopped() {
         return DROP;
     }
+    skb::forget_fragments(packet);
     if !opens {
         return if conntrack::any() { follow(skb, packet).unwrap_or(NEXT) } else { NEXT };
     }

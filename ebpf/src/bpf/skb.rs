@@ -383,6 +383,14 @@ fn remember_fragments(packet: &Packet) {
     }
 }
 
+/// What became of an earlier packet's fragments does not bind another one of that number.
+#[inline(never)]
+pub fn forget_fragments(packet: &Packet) {
+    if packet.quoted == 0 && packet.part as u8 == Part::First as u8 {
+        maps::remove_fragment(&packet.fragment_key());
+    }
+}
+
 /// The first fragment goes no further, and neither shall those that follow: the network may lead them back here (F31), and
 /// no packet that is served has two ports of 0.
 #[inline(never)]

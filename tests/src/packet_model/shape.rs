@@ -44,6 +44,13 @@ impl Fragments {
         }
     }
 
+    /// What became of an earlier packet of that number does not bind this one.
+    pub fn forget(&mut self, p: &Shape) {
+        if p.outer.more && p.quoted.is_none() && !p.is_later() {
+            self.0.remove(&key(&p.outer, false));
+        }
+    }
+
     /// Of a packet that goes no further, the fragments that follow do not either.
     pub fn stop(&mut self, p: &Shape) {
         if p.outer.more {

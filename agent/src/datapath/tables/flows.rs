@@ -86,10 +86,10 @@ impl Flows {
         self.counters.get(&(Counter::PacketForward as u32), 0).map_or(0, |cpus| cpus.iter().sum())
     }
 
-    /// Whether half of the table may be full, given what a pass left and how many flows there had been before it. A full
+    /// Whether three quarters of the table may be full, given what a pass left and how many flows there had been before it. A full
     /// one pushes out whatever is idle, and that is open connections, while closed ones wait for a pass.
     fn is_crowded(&self, kept: usize, opened: u64) -> bool {
-        kept as u64 + ENTRIES * self.opened().saturating_sub(opened) > self.capacity / 2
+        kept as u64 + ENTRIES * self.opened().saturating_sub(opened) > self.capacity / 4 * 3
     }
 
     /// One pass over the table, which may be crowded: then what is dispensable goes as well.
