@@ -14,11 +14,12 @@ use sheave_ebpf::{
     proto, tcp,
 };
 
-/// Ports tried before the range counts as exhausted. With half of the range taken, 32 failures in a row are as likely
-/// as one in four billion.
-const TRIES: u32 = 32;
-/// So many of them for ports that no flow has; the others may take one over. VERIFIER: few, each is thousands of steps.
+/// Ports tried for one that no flow has. With half of the range taken, 24 failures in a row are as likely as one in 16
+/// million.
 const FREE_TRIES: u32 = 24;
+/// Ports tried after that, one next to the other, which may be taken over, before the range counts as exhausted. VERIFIER: few,
+/// each is thousands of steps.
+const TRIES: u32 = FREE_TRIES + 4;
 
 /// Whether a port (network order) is one that masquerades clients.
 #[inline(always)]
@@ -101,7 +102,7 @@ fn choose(packet: &Packet, addr: &Addr, flow: &mut Flow) -> Result<Tuple, Counte
     let is_fixed = packet.tuple.proto == proto::SCTP;
     for turn in 0..TRIES {
         if !is_fixed {
-            back.dst_port = draw(maps::snat_ports());
+            back.dst_port = if turn <= FREE_TRIES { draw(maps::snat_ports()) } else { next(back.dst_port) };
         }
         if is_fixed || !is_frontends(&back) {
             match maps::insert_flow(&back, flow, BPF_NOEXIST) {
@@ -124,6 +125,14 @@ fn choose(packet: &Packet, addr: &Addr, flow: &mut Flow) -> Result<Tuple, Counte
 #[inline(always)]
 pub fn draw((first, count): (u32, u32)) -> u16 {
     ((first + select::below(count, select::random())) as u16).to_be()
+}
+
+/// The port after one of those, and after the last one the first; network order.
+#[inline(always)]
+fn next(port: u16) -> u16 {
+    let (first, count) = maps::snat_ports();
+    let offset = u32::from(u16::from_be(port)).wrapping_sub(first) + 1;
+    ((first + if offset < count { offset } else { 0 }) as u16).to_be()
 }
 
 /// Whether the reply would be a new connection to a frontend.
