@@ -138,7 +138,7 @@ fn the_port_of_a_flow_that_is_over_is_taken_without_an_agent() -> Result<()> {
             Ok(())
         })?;
         age(lab.n1(), is_over_after)?;
-        // The last one may miss the only port that is left, though it tries eight times.
+        // A SYN that finds none, as one that meets another CPU's, comes again.
         let dial_again = |_| {
             eventually("a port is free", SOON, || {
                 let socket = dial()?;

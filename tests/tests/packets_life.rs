@@ -156,7 +156,7 @@ fn another_way_of_attaching_takes_over_from_the_first() -> Result<()> {
     Ok(())
 }
 
-/// ADR 9: programs that end the chain, there before the agent or attached behind its back, do not switch ours off.
+/// ADR 9: programs that end the chain, though they were there before the agent, do not switch ours off.
 #[test]
 fn programs_of_others_that_let_nobody_see_a_packet_come_after_ours() -> Result<()> {
     let by_tcx = is_tcx_there().then_some((&[][..], TcAttach::Auto));

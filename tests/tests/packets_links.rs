@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use sheave_tests::{
     client::Way,
     lab::Lab,
+    node::Node,
     objects::Svc,
     place::Place,
     skip,
@@ -38,24 +39,11 @@ fn an_uplink_that_is_a_vlan() -> Result<()> {
              addr del 192.0.2.1/24 dev br0
              addr del 2001:db8::1/64 dev br0")?;
         for (node, other) in [(lab.n1(), lab.n2()), (lab.n2(), lab.n1())] {
-            // At no time without its addresses: with one goes the route to the pod that names it.
-            node.host.ip(&format!(
-                "link add link eth0 name eth0.7 type vlan id 7
-                 link set eth0.7 up
-                 addr add {v4}/24 dev eth0.7
-                 addr add {v6}/64 dev eth0.7 nodad
-                 addr del {v4}/24 dev eth0
-                 addr del {v6}/64 dev eth0
-                 route replace default via 192.0.2.1
-                 route replace default via 2001:db8::1
-                 route replace 10.244.{there}.0/24 via {}
-                 route replace 2001:db8:{there}::/64 via {}",
-                other.v4,
-                other.v6,
-                there = other.number,
-                v4 = node.v4,
-                v6 = node.v6
-            ))?;
+            node.host.ip("link add link eth0 name eth0.7 type vlan id 7
+                 link set eth0.7 up")?;
+            move_addresses(node, other, "eth0.7")?;
+            node.host.ip("route replace default via 192.0.2.1
+                 route replace default via 2001:db8::1")?;
         }
         Ok(())
     })
@@ -89,30 +77,33 @@ fn answers_that_leave_through_another_uplink() -> Result<()> {
 #[test]
 fn the_nodes_addresses_on_a_bridge_without_a_default_route() -> Result<()> {
     in_both_families(|lab| {
-        for node in [lab.n1(), lab.n2()] {
-            let other = if node.number == 1 { lab.n2() } else { lab.n1() };
-            node.host.ip(&format!(
-                "link add br-lan type bridge
-                 link set br-lan up
-                 addr add {v4}/24 dev br-lan
-                 addr add {v6}/64 dev br-lan nodad
-                 addr del {v4}/24 dev eth0
-                 addr del {v6}/64 dev eth0
-                 link set eth0 master br-lan
+        for (node, other) in [(lab.n1(), lab.n2()), (lab.n2(), lab.n1())] {
+            node.host.ip("link add br-lan type bridge
+                 link set br-lan up")?;
+            move_addresses(node, other, "br-lan")?;
+            node.host.ip("link set eth0 master br-lan
                  route del ::/0
                  route add 198.51.100.0/24 via 192.0.2.1 dev br-lan
-                 route add 2001:db8:100::/64 via 2001:db8::1 dev br-lan
-                 route replace 10.244.{there}.0/24 via {}
-                 route replace 2001:db8:{there}::/64 via {}",
-                other.v4,
-                other.v6,
-                there = other.number,
-                v4 = node.v4,
-                v6 = node.v6
-            ))?;
+                 route add 2001:db8:100::/64 via 2001:db8::1 dev br-lan")?;
         }
         Ok(())
     })
+}
+
+/// Moves a node's addresses from its uplink to another device, and its routes to the other node's pods. At no time is it
+/// without them: with one goes the route to the pod that names it.
+fn move_addresses(node: &Node, other: &Node, device: &str) -> Result<()> {
+    let (v4, v6, there) = (node.v4, node.v6, other.number);
+    node.host.ip(&format!(
+        "addr add {v4}/24 dev {device}
+         addr add {v6}/64 dev {device} nodad
+         addr del {v4}/24 dev eth0
+         addr del {v6}/64 dev eth0
+         route replace 10.244.{there}.0/24 via {}
+         route replace 2001:db8:{there}::/64 via {}",
+        other.v4, other.v6
+    ))?;
+    Ok(())
 }
 
 /// Answers that come back another way are no reason to drop a packet.
